@@ -61,11 +61,13 @@ setup(
     # Model directories, token caches, vocabularies and corpora on gs://.
     "gcs": ["gcsfs>=2026.1,<2028"],
     "beam": ["apache-beam>=2.70,<3"],  # on Dataflow: apache-beam[gcp]
+    "elmo": ["h5py>=3.10,<4"],  # ELMo's published weights
     "hf": ["torch>=2.6,<3", "transformers>=5,<6"],
     "bench": ["torch>=2.6,<3", "transformers>=5,<6"],
     "wandb": ["wandb>=0.19,<1"],
     "test": [
       "gcsfs>=2026.1,<2028",
+      "h5py>=3.10,<4",
       "hypothesis>=6.100,<7",
       "jsonschema>=4.18,<5",
       "pytest-xdist>=3.6,<4",

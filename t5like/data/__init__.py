@@ -16,7 +16,7 @@ from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
 from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
 from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.row_order import PooledOrder
-from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
+from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource, WindowRows
 from t5like.data.task_record import TaskRecord, changed_code, read_record
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
   "PhaseRows",
   "TaskRecord",
   "TokenCache",
+  "WindowRows",
   "build_cache",
   "cache_folder",
   "changed_code",

@@ -40,7 +40,7 @@ def plan_rows(cache: Corpus, objective: Objective, raw: int, special: SpecialTok
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stream:
+class TokenStream:
   """Documents end to end, each followed by the separator if there is one."""
 
   cache: Corpus
@@ -48,7 +48,7 @@ class _Stream:
   documents: Documents
 
   @classmethod
-  def of(cls, cache: Corpus, separator: int | None) -> _Stream:
+  def of(cls, cache: Corpus, separator: int | None) -> TokenStream:
     return cls(cache, separator, cache.documents())
 
   @property
@@ -95,7 +95,7 @@ class StreamRows:
 
   def __init__(self, cache: Corpus, raw: int, separator: int | None):
     self._raw = raw
-    self._stream = _Stream.of(cache, separator) if separator is not None else None
+    self._stream = TokenStream.of(cache, separator) if separator is not None else None
     self._cache = cache
     self.rows = (self._stream.length if self._stream else cache.tokens) // raw
 
@@ -118,7 +118,7 @@ class DocumentRows:
 
   def __init__(self, cache: Corpus, raw: int):
     self._raw = raw
-    self._stream = _Stream.of(cache, None)
+    self._stream = TokenStream.of(cache, None)
     documents = self._stream.documents
     counts = np.zeros(len(documents.first), np.int64)
     for shard, index, _ in documents.by_shard(np.arange(documents.shards)):
@@ -163,13 +163,13 @@ class DocumentRows:
 class SentenceRows:
   """Rows of as many complete sentences as fit into `raw` tokens, across document boundaries."""
 
-  def __init__(self, stream: _Stream, starts: np.ndarray, lengths: np.ndarray):
+  def __init__(self, stream: TokenStream, starts: np.ndarray, lengths: np.ndarray):
     self._stream, self._starts, self._lengths = stream, starts, lengths
     self.rows = len(starts)
 
   @classmethod
   def of(cls, cache: Corpus, raw: int, sentence_ends: tuple[int, ...], separator: int | None) -> SentenceRows:
-    stream = _Stream.of(cache, separator)
+    stream = TokenStream.of(cache, separator)
     starts = stream.documents.all()
     ends = [(starts + np.arange(len(starts)) if separator is not None else starts)[1:]]
     block = 1 << 20

@@ -19,6 +19,7 @@ from t5like.finetuning.distillation import WithTeacher
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.models.heads import WithHead
+from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.planning.flops import step_flops_by_part
 from t5like.vocabularies import Vocabulary
@@ -29,6 +30,9 @@ _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
   "expert_capacity", "balance_loss", "router_z_loss",
+  # Of recurrent models.
+  "embedding_dropout", "input_dropout", "hidden_dropout", "weight_dropout", "output_dropout", "dropout",
+  "activation_penalty", "temporal_penalty",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
 LATER_FIELDS = {
@@ -69,6 +73,7 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
   """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
   fields = {k: v for k, v in fields.items() if k not in LATER_FIELDS or v != LATER_FIELDS[k]}
+  fields = {k: [*map(list, v)] if isinstance(v, tuple) else v for k, v in fields.items()}  # as JSON stores them
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 
@@ -86,7 +91,7 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabular
     )
 
 
-def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
+def check_splits(config: TransformerConfig | RecurrentConfig, mesh: jax.sharding.Mesh) -> None:
   """Checks that every width sharded by the mesh is divisible by the axis size."""
   splits = {
     "num_heads": "tensor",
@@ -96,7 +101,10 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
     "embed_dim": "fsdp",
     "embedding_width": "fsdp",
   }
-  splits |= {"num_experts": "expert"} if "expert" in mesh.shape else {}
+  if isinstance(config, RecurrentConfig):
+    splits = {"hidden_dim": "tensor", "vocab_size": "tensor", "embed_dim": "fsdp"}
+  elif "expert" in mesh.shape:
+    splits["num_experts"] = "expert"
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:
@@ -134,6 +142,30 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
       f"{objective.name} has no inputs for the encoder",
       try_="--gin_file=objectives/prefix_lm.gin, or a decoder: --gin_file=models/t5/architectures/lm.gin",
     )
+
+
+def check_carried(experiment: Experiment) -> None:
+  """Checks that a run can carry a model's state from batch to batch: all batches have the same rows of one corpus."""
+  if not experiment.carries_state:
+    if hasattr(experiment.model, "initial_carry") and experiment.objective is not None:
+      raise UserError(
+        f"{type(experiment.model).__name__} is trained on running text, and {experiment.objective.name} is not that",
+        try_="--gin_file=objectives/causal_lm.gin",
+      )
+    return
+  name = type(experiment.model).__name__
+  for option, value, expected in (
+    ("MICROBATCHES", experiment.microbatches > 1, 1),
+    ("PHASES", bool(experiment.phases), []),
+    ("MIX", bool(experiment.mix), {}),
+    ("STREAM", experiment.stream, False),
+    ("DISTILLATION", experiment.distillation is not None, None),
+  ):
+    if value:
+      raise UserError(
+        f"{name} carries its state from one batch to the next, which {option} does not support",
+        try_=f"--gin.{option}={expected}",
+      )
 
 
 def _objectives(makes: str, with_inputs: bool) -> str:

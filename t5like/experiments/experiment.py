@@ -161,6 +161,11 @@ class Experiment:
     return self.head != "task" or self.model.batch_layout == "encoder" or self.task.endswith(HEAD_TASKS)
 
   @property
+  def carries_state(self) -> bool:
+    """Whether a recurrent model is trained on running text: row b of a batch continues that of the batch before."""
+    return self.objective is not None and self.objective.shifted and hasattr(self.model, "initial_carry")
+
+  @property
   def method(self) -> Method | None:
     """The method that trains a few new parameters on a frozen base, such as LoRA; None: another kind of training."""
     return self.trainable if isinstance(self.trainable, Method) else None

@@ -77,6 +77,11 @@ def make_batches(
   """Returns the batches of a run, of which this process reads `parts`; phases of equal lengths share a row source."""
   for member in members:
     check_kind(experiment, member.cache)
+  if experiment.carries_state and len(members) > 1:
+    raise UserError(
+      f"{type(experiment.model).__name__} carries its state from one batch to the next, and reads one corpus",
+      found=", ".join(member.task for member in members),
+    )
   sources: dict[Lengths, data.RowSource] = {}
   for number, phase in enumerate(phases):
     if phase.lengths not in sources:
@@ -118,6 +123,8 @@ def _source(
   if cache.is_corpus:
     limit = experiment.unique_tokens
     text = cache if limit is None else data.FirstTokens(cache, limit)
+    if experiment.carries_state:
+      return data.WindowRows(text, lengths, special, seed, experiment.batch_size)
     order = None
     if cache.pool:
       order = data.PooledOrder.of(lengths.raw * np.dtype(cache.manifest["dtype"]).itemsize, cache.pool)
@@ -142,6 +149,8 @@ def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
     packed=is_packed(experiment),
     shifted=objective is not None and objective.shifted,
   )
+  if experiment.carries_state:
+    batch["decoder_continues"] = np.zeros(phase.batch_size, np.int32)
   if "labels" in batch and not objective.labels_rows:
     del batch["labels"]
   if objective is not None and objective.orders_tokens:

@@ -14,7 +14,8 @@ from t5like.experiments.reading import is_literal, register_configurables
 from t5like.objectives import CATALOGUE, Objective
 from t5like.training.optimizers import Optimizer
 
-_FLAX_FIELDS = ("parent", "name", "tuning")  # of every module; TRAINABLE determines `tuning`
+# Of every module; TRAINABLE determines `tuning`, VOCABULARY ELMo's `characters`.
+_FLAX_FIELDS = ("parent", "name", "tuning", "characters")
 
 
 def config_text(experiment: Experiment) -> str:

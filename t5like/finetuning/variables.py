@@ -17,7 +17,7 @@ from t5like.training.optimizers.selection import Selection
 
 BACKBONE = "backbone"  # of a model with a head: its parameters without the head
 EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "head"
-_STACKS = ("encoder", "decoder", "shared")
+_STACKS = ("encoder", "decoder", "shared", "forward", "backward")  # the last two are ELMo's
 # Modules of the families in models/; any other module is a head.
 _PLACES = {"pooler": TOP}
 _PLACES |= dict.fromkeys(("token_embedder", "decoder_embedder", "embedding_delta"), EMBEDDINGS)
@@ -28,6 +28,7 @@ _PLACES |= dict.fromkeys(
     "logits_dense",
     "logits_bias",
     "logits_mixture",
+    "output_bias",
     "generator",
     "discriminator_head",
     "boundary_head",

@@ -33,6 +33,11 @@ class Generator:
 
   def __init__(self, model: nn.Module, mesh: Mesh, eos_id: int | None, pad_id: int = 0, start_id: int | None = None):
     """`start_id`: the decoder's start token, for an encoder-decoder whose config leaves it to the vocabulary."""
+    if not hasattr(model, "start_decoding"):
+      raise UserError(
+        f"{type(model).__name__} does not generate text here",
+        try_="model.embed, or model.classify of a model with a head",
+      )
     if start_id is not None and model.batch_layout == "encoder_decoder":
       model = model.clone(config=dataclasses.replace(model.config, start_id=start_id))
     self.model = model

@@ -19,6 +19,7 @@ from t5like import parallel
 from t5like.console import warn
 from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
+from t5like.experiments.characters import with_characters
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import check_languages, special_tokens, task_languages
@@ -80,8 +81,8 @@ def load(
   Returns: a Model, whose parameters are read on first use.
   """
   source = open_source(path, dtype, modules, None if base is None else str(base))
-  module = source.module
-  name, found = find_vocabulary(source.folder, module.config, vocabulary, source.vocabulary)
+  name, found = find_vocabulary(source.folder, source.module.config, vocabulary, source.vocabulary)
+  module = with_characters(source.module, found)
   axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
   built, preset = _mesh_for(axes, source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):

@@ -1,5 +1,6 @@
 """Reads the tensors of a checkpoint folder (one file, or shards with an index) into numpy; writes safetensors."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,13 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # patterns of all of the
 _DTYPES = ("F32", "BF16", "F16")
 
 
-class TensorFolder:
-  """The tensors of a checkpoint by name, read one at a time to save memory."""
+class Tensors:
+  """The tensors of files by name, read one at a time to save memory."""
 
-  def __init__(self, folder: Path):
+  def __init__(self, folder: Path, paths: Iterable[Path]):
     self.folder = folder
     self._files: dict[str, _SafetensorsFile | TorchFile] = {}  # by the name of a tensor
-    for path in _paths(folder):
+    for path in paths:
       opened = _SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
       self._files |= dict.fromkeys(opened.keys(), opened)
 
@@ -44,6 +45,13 @@ class TensorFolder:
         try_="in transformers: model.float().save_pretrained(folder), after dequantizing a quantized model",
       )
     return self._files[name].get_tensor(name)
+
+
+class TensorFolder(Tensors):
+  """The tensors of a checkpoint folder."""
+
+  def __init__(self, folder: Path):
+    super().__init__(folder, _paths(folder))
 
 
 class _SafetensorsFile:

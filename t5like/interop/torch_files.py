@@ -122,9 +122,10 @@ class TorchFile:
 
 
 def _tensors(state: Any) -> dict[str, _Tensor]:
-  """Returns the tensors of a state dict, also of one under "state_dict"; ignores other values."""
-  if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-    state = state["state_dict"]
+  """Returns the tensors of a state dict, also of one under "state_dict" or (fastai) "model"; ignores other values."""
+  for name in ("state_dict", "model"):
+    if isinstance(state, dict) and isinstance(state.get(name), dict):
+      state = state[name]
   if not isinstance(state, dict):
     raise Rejected(f"it holds a {type(state).__name__.strip('_').lower()}, not a dictionary")
   found = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, _Tensor)}

@@ -7,6 +7,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.electra import ELECTRA
 from t5like.models.gpt import GPT
 from t5like.models.heads import HEADS, Probe, WithHead
+from t5like.models.recurrent import AWDLSTM, AWDLSTMConfig, ELMo, ELMoConfig
 from t5like.models.spanbert import SpanBERT
 from t5like.models.t5 import T5
 from t5like.models.xlnet import XLNet
@@ -24,5 +25,7 @@ def cluster_sizes(vocab_size: int) -> str:
 
 gin.external_configurable(fraction_of, "fraction_of")
 gin.external_configurable(cluster_sizes, "cluster_sizes")
-for configurable in (TransformerConfig, T5, BERT, SpanBERT, ELECTRA, XLNet, GPT, WithHead, Probe, *HEADS.values()):
+recurrent = (AWDLSTM, AWDLSTMConfig, ELMo, ELMoConfig)
+encoders = (BERT, SpanBERT, ELECTRA, XLNet)
+for configurable in (TransformerConfig, T5, *encoders, GPT, *recurrent, WithHead, Probe, *HEADS.values()):
   gin.external_configurable(configurable)

@@ -21,6 +21,8 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
     XLNet             the layers for L tokens and P predictions, whose scores are those of L queries; a memory adds its
                       keys, and its own forward pass; no head before the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
+    LSTM              8 B L h (i + o)  +  2 B L h o if projected, with a cell of h, input i, output o
+    ELMo              both directions; for words of C characters 2 B L c sum((C - w + 1) w n) and 4 B L F F a highway
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
@@ -30,6 +32,7 @@ that skip some of this work show as faster.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +45,7 @@ from t5like.models.bert import predictions_per_row
 from t5like.models.config import TransformerConfig
 from t5like.models.modifications.experts import capacity
 from t5like.models.modifications.outputs import cluster_width
+from t5like.models.recurrent import ELMoConfig, RecurrentConfig
 
 
 def forward_flops_by_part(
@@ -124,6 +128,8 @@ def model_flops_by_part(
 ) -> dict[str, int]:
   """Returns the FLOPs of a model's forward pass by part, those of ELECTRA's generator included."""
   config = model.config
+  if isinstance(config, RecurrentConfig):
+    return recurrent_flops_by_part(config, rows * decoder_length, has_output)
   if isinstance(model, SpanBERT) and config.mlm_head:
     parts, tokens = forward_flops_by_part(config, rows, encoder_length), rows * encoder_length
     second = 2 * tokens * (3 * config.embed_dim + model.position_dim) * config.embed_dim
@@ -160,6 +166,24 @@ def _two_stream_flops(model: XLNet, rows: int, encoder_length: int) -> dict[str,
   }
   read = sum(forward_flops_by_part(config, rows, memory).values()) if memory else 0
   return parts | ({"memory": read // 3} if read else {})
+
+
+def recurrent_flops_by_part(config: RecurrentConfig, tokens: int, has_output: bool = True) -> dict[str, int]:
+  """Returns the FLOPs of an LSTM model's forward pass by part."""
+  d, h, layers = config.embed_dim, config.hidden_dim, config.num_layers
+  if isinstance(config, ELMoConfig):
+    n = config.num_filters
+    convolved = sum((config.chars_per_word - w + 1) * w * count for w, count in config.filters) * config.char_dim
+    parts = {
+      "characters": 2 * tokens * (convolved + config.num_highways * 2 * n * n + n * d),
+      "LSTMs": 2 * tokens * layers * (8 * h * 2 * d + 2 * h * d),
+      "output": 2 * 2 * tokens * d * config.vocab_size if has_output and config.has_output else 0,
+    }
+  else:
+    widths = [d, *[h] * (layers - 1), d]
+    products = sum(8 * tokens * width * (before + width) for before, width in itertools.pairwise(widths))
+    parts = {"LSTMs": products, "output": 2 * tokens * d * config.vocab_size if has_output else 0}
+  return {part: flops for part, flops in parts.items() if flops}
 
 
 def step_flops_by_part(

@@ -13,6 +13,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.inference.parameters import store_frozen
+from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
@@ -29,6 +30,11 @@ def planned_work(experiment: Experiment) -> list[Work]:
 
   Of a run that unfreezes parameters on the way, the state is the largest.
   """
+  if isinstance(experiment.model.config, RecurrentConfig):
+    raise UserError(
+      f"plans do not cover recurrent models such as {type(experiment.model).__name__}: positions run one by one",
+      try_="t5like train --dry_run, which counts parameters, FLOPs and the memory of the state",
+    )
   plain = resolve_head(experiment)
   experiment = plain.tuned()
   phases = planned_phases(experiment)

@@ -21,7 +21,9 @@ from t5like.evaluation.heads.evaluator import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
+from t5like.experiments.characters import spelled
 from t5like.experiments.compatibility import (
+  check_carried,
   check_layout,
   check_splits,
   check_vocabulary,
@@ -141,12 +143,14 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     raise UserError("TASK is not set", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  experiment = spelled(experiment, vocabulary)
   rates, members = experiment.mix or {experiment.task: 1.0}, None
   if experiment.has_head:  # the labels of the task determine the model
     members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     experiment = resolve_head(experiment, members)
   plain, experiment = experiment, experiment.tuned()
   check_layout(experiment.model, experiment.objective)
+  check_carried(experiment)
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)

@@ -27,6 +27,7 @@ from t5like.models import ELECTRA
 from t5like.models.attention import describe_backend
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
+from t5like.models.recurrent import RecurrentConfig
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
@@ -89,20 +90,12 @@ def describe_run(
     "versions": versions(),
     "devices": devices(mesh),
     "model": (
-      f"{_model_name(experiment.model)}, {parameters:,} parameters: "
-      f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
-      f"{config.num_heads} heads x {config.head_dim}{_attention_text(config)}, mlp {config.mlp_dim}, "
+      f"{_model_name(experiment.model)}, {parameters:,} parameters: {_sizes_text(config)}, "
       f"compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
     ),
     **({"teacher": teacher.describe()} if teacher else {}),
-    "layers": describe_layer_loop(config),
-    "attention": describe_backend(
-      config,
-      **stack_lengths(experiment.model, lengths),
-      packed=experiment.packs,
-      deterministic=experiment.deterministic,
-    ),
+    **_computation_texts(experiment, lengths),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream, stream_reason)
     if experiment.stream
@@ -166,6 +159,30 @@ def _head_facts(model: nn.Module) -> dict[str, Any]:
   settings = {name: getattr(model.head, name) for name in fields}
   layer = {} if model.layer is None else {"layer": model.layer}
   return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings, **layer}}
+
+
+def _sizes_text(config: TransformerConfig | RecurrentConfig) -> str:
+  if isinstance(config, RecurrentConfig):
+    return f"{config.num_layers} LSTM layers, {config.embed_dim} wide, cells of {config.hidden_dim}"
+  return (
+    f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
+    f"{config.num_heads} heads x {config.head_dim}{_attention_text(config)}, mlp {config.mlp_dim}"
+  )
+
+
+def _computation_texts(experiment: Experiment, lengths: Lengths) -> dict[str, str]:
+  """Returns how layers and attention are computed."""
+  config = experiment.model.config
+  if isinstance(config, RecurrentConfig):
+    carried = "the state is carried from batch to batch" if experiment.carries_state else "every row starts from zeros"
+    return {"layers": f"a loop over the positions of a row; {carried}"}
+  attention = describe_backend(
+    config,
+    **stack_lengths(experiment.model, lengths),
+    packed=experiment.packs,
+    deterministic=experiment.deterministic,
+  )
+  return {"layers": describe_layer_loop(config), "attention": attention}
 
 
 def _attention_text(config: TransformerConfig) -> str:
@@ -276,6 +293,11 @@ def _data_text(
   if isinstance(source, data.ExampleRows):
     how = f"packed, {source.efficiency:.1%} full" if source.pack else "one per row (not packed)"
     return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"
+  if isinstance(source, data.WindowRows):
+    return (
+      f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
+      f"{source.streams} streams side by side, in windows of {lengths.targets} tokens; {passes}"
+    )
   kinds = {
     "stream": f"full rows of {lengths.raw} tokens of running text",
     "document": f"rows of up to {lengths.raw} tokens of one document",
@@ -337,7 +359,7 @@ def _memory_text(
   )  # fmt: skip
   parts = {"parameters": state.parameters, "optimizer": state.optimizer, "gradients": state.gradients}
   total = sum(parts.values())
-  if mesh.devices.flat[0].platform != "cpu":
+  if mesh.devices.flat[0].platform != "cpu" and not isinstance(config, RecurrentConfig):  # no estimate of their loop
     by_position = experiment.mesh.preset == "sequence"
     estimate = planning.estimate_memory(
       experiment.model, batch, state, mesh.shape, experiment.microbatches, by_position

@@ -19,7 +19,7 @@ from t5like import parallel
 from t5like.training.state import StateSpec, TrainState
 
 # The runs are at the same step. Everything else, also the seed, has a leading axis of runs.
-_RUNS_AXIS = TrainState(step=None, params=0, opt_state=0, seed=0)
+_RUNS_AXIS = TrainState(step=None, params=0, opt_state=0, seed=0, carry=0)
 
 
 def stacked_step(step: Callable) -> Callable:
@@ -63,9 +63,8 @@ def stack_batches(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.n
 
 def _outside_step(function: Callable, state: TrainState, *others: TrainState) -> TrainState:
   """Maps a function over everything but the step."""
-  parts = [(each.params, each.opt_state, each.seed) for each in (state, *others)]
-  params, opt_state, seed = jax.tree.map(function, *parts)
-  return TrainState(step=state.step, params=params, opt_state=opt_state, seed=seed)
+  parts = [(each.params, each.opt_state, each.seed, each.carry) for each in (state, *others)]
+  return TrainState(state.step, *jax.tree.map(function, *parts))
 
 
 def _with_runs(sharding: NamedSharding) -> NamedSharding:

@@ -24,6 +24,8 @@ class TrainState(struct.PyTreeNode):
   params: Any
   opt_state: Any
   seed: jax.Array  # uint32 scalar: everything random is derived from it, the step and a purpose
+  # What a recurrent model carries from batch to batch, [rows, ...]; None unless batches have `decoder_continues`.
+  carry: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,28 +37,30 @@ class StateSpec:
 
 
 def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int) -> TrainState:
-  return _started(nn.meta.unbox(model.init(jax.random.key(seed), batch))["params"], optimizer, seed)
+  return _started(model, nn.meta.unbox(model.init(jax.random.key(seed), batch))["params"], optimizer, batch, seed)
 
 
-def _started(params: Any, optimizer: Optimizer, seed: int) -> TrainState:
+def _started(model: nn.Module, params: Any, optimizer: Optimizer, batch: Any, seed: int) -> TrainState:
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
     opt_state=optimizer.transformation.init(params),
     seed=jnp.asarray(seed, jnp.uint32),
+    carry=model.initial_carry(batch["decoder_continues"].shape[0]) if "decoder_continues" in batch else None,
   )
 
 
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
   """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  shapes = jax.eval_shape(lambda params: _started(params, optimizer, 0), nn.meta.unbox(boxed))
+  shapes = jax.eval_shape(lambda params: _started(model, params, optimizer, batch, 0), nn.meta.unbox(boxed))
   params = parallel.parameter_shardings(boxed, mesh)
   shardings = TrainState(
     step=parallel.replicated(mesh),
     params=params,
     opt_state=parallel.shardings_like_parameters(shapes.opt_state, shapes.params, params, mesh),
     seed=parallel.replicated(mesh),
+    carry=jax.tree.map(lambda _: parallel.batch_sharding(mesh), shapes.carry),
   )
   return StateSpec(shapes, shardings)
 

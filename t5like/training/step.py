@@ -69,6 +69,7 @@ def loss_and_gradients(
   A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
   If it `compares_rows`, its loss is that of the complete batch for any number of microbatches. A model that adds losses
   to that of its tokens has `auxiliary_counts`; one that draws more than dropout names its `random_purposes`.
+  One that carries state from batch to batch takes `carry` and returns the next one as output, here a metric.
   Gradients are of the `selection` that trains, None for all parameters. Frozen ones are constants; the backward
   pass goes through them only if something trained comes before.
   """
@@ -78,14 +79,17 @@ def loss_and_gradients(
   purposes = ("dropout", *getattr(model, "random_purposes", ()))
   loss = getattr(model, "loss", loss_and_metrics)
   take = selection.take if selection else lambda params: params
+  carried = {} if state.carry is None else {"carry": state.carry}
 
   def outputs_of(trained, params, part, microbatch=None):
     rngs = {purpose: random_key(state.seed, state.step, purpose, microbatch) for purpose in purposes}
     params = selection.put(params, trained) if selection else trained
-    return model.apply({"params": params}, part, deterministic=False, rngs=rngs)
+    return model.apply({"params": params}, part, deterministic=False, rngs=rngs, **carried)
 
   def loss_of(trained, params, part, microbatch=None):
-    return loss(outputs_of(trained, params, part, microbatch), part, settings, divide_by)
+    outputs = outputs_of(trained, params, part, microbatch)
+    value, metrics = loss(outputs, part, settings, divide_by)
+    return value, metrics | ({"carry": outputs["carry"]} if carried else {})
 
   def gradients_of(microbatch, part):
     params = state.params
@@ -116,6 +120,7 @@ def train_step(
   """Returns the next state and the metrics of this step."""
   selection = optimizer.selection
   loss, metrics, gradients = loss_and_gradients(model, settings, state, batch, selection)
+  carry = metrics.pop("carry", None)
   gradient_norm = global_norm(gradients)
   finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
 
@@ -150,7 +155,9 @@ def train_step(
   }
   if settings.layer_norms:
     metrics["norms"] = layer_norms("parameter", params) | layer_norms("gradient", gradients, selection) | update_norms
-  return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+  if settings.guard:  # a state that is not finite would never end
+    carry = jax.tree.map(lambda new, old: jnp.where(finite, new, old), carry, state.carry)
+  return state.replace(step=state.step + 1, params=params, opt_state=opt_state, carry=carry), metrics
 
 
 def layer_norms(name: str, tree: Any, selection: Selection | None = None) -> dict[str, jax.Array]:

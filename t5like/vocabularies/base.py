@@ -37,6 +37,7 @@ class Vocabulary(abc.ABC):
   cls_id: int | None = None
   sep_id: int | None = None
   mask_id: int | None = None
+  has_whole_words: bool = False  # no word is split, so that two vocabularies share words
   opens_texts: bool = False  # Hugging Face's tokenizer puts `bos_id` before every text (Llama)
   cls_last: bool = False  # `cls_id` is the last token of a row (XLNet)
   sentinel_ids: tuple[int, ...] = ()  # in order of use: the first span gets the first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from t5like.errors import UserError, nearest
@@ -32,6 +33,7 @@ NOT_INCLUDED = {
   "mistral": "tokenizer.json (or tokenizer.model) and tokenizer_config.json of mistralai/Mistral-7B-v0.1",
   "olmo2": "tokenizer.json and tokenizer_config.json of allenai/OLMo-2-1124-7B",
   "opt": "vocab.json, merges.txt and tokenizer_config.json of facebook/opt-125m",
+  "elmo": "elmo.txt with one word per line, of which </S>, <S> and <UNK> are the first: vocab-2016-09-10.txt of ELMo",
   "bloom": "tokenizer.json and tokenizer_config.json of bigscience/bloom-560m",
 }
 NAMES = (*EMBEDDED, BYTE, *NOT_INCLUDED)
@@ -40,7 +42,9 @@ SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
 # Vocabulary files in a folder, in order of preference.
 _TOKENIZER = "tokenizer.json"
-FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER, LLAMA_FILE)
+FILES = (
+  "sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER, LLAMA_FILE, "itos.json", "itos.txt",
+)  # fmt: skip
 ENDINGS = ("", ".model", ".txt", ".json")  # of a name on the search path
 _COMPANIONS = ("merges.txt", SETTINGS)  # optional files next to them
 _SHOWN = 5  # names in a message
@@ -69,6 +73,13 @@ def vocabulary_path(name: str) -> Path:
   candidates = [Path(name).expanduser()]
   if not Path(name).is_absolute():
     candidates += [folder / f"{name}{ending}" for folder in search_path() for ending in ENDINGS]
+  if name.endswith(".pkl"):
+    raise UserError(
+      f"{name} is a pickle, which could execute anything: it is not read",
+      expected="the same list of words as JSON, or as text with one word per line",
+      try_='if you trust the file: python -c "import json, pickle, sys; '
+      f"json.dump(list(pickle.load(open(sys.argv[1], 'rb'))), open('itos.json', 'w'))\" {name}",
+    )
   for candidate in candidates:
     path = vocabulary_in(candidate) if candidate.is_dir() else candidate
     if path is not None and path.is_file():
@@ -163,6 +174,8 @@ def name_of(vocabulary: Vocabulary) -> str:
 
 
 def _kind(path: Path) -> str:
+  if path.suffix in (".txt", ".json") and _has_words(path):
+    return "words"
   if path.suffix == ".txt":
     return "wordpiece"
   if path.suffix == ".json":
@@ -170,9 +183,20 @@ def _kind(path: Path) -> str:
   return "sentencepiece"
 
 
-def _load_subwords(path: Path, kind: str) -> Vocabulary:
-  from t5like.vocabularies import bpe, tokenizer_json, wordpiece  # not needed for T5
+def _has_words(path: Path) -> bool:
+  """Whether a file is a JSON list of texts, or names unknown words as fastai or ELMo do in its first lines."""
+  with path.open("rb") as file:
+    start = file.read(256)
+  if path.suffix == ".json":
+    return re.match(rb'\s*\[\s*"', start) is not None
+  return any(name.encode() in start.split() for name in ("xxunk", "<UNK>"))
 
+
+def _load_subwords(path: Path, kind: str) -> Vocabulary:
+  from t5like.vocabularies import bpe, tokenizer_json, wordpiece, words  # not needed for T5
+
+  if kind == "words":
+    return words.load_words(path)
   if kind == "wordpiece":
     return wordpiece.load_wordpiece(path)
   if kind == "tokenizer":

@@ -14,12 +14,14 @@ from t5like.configuration.search_path import shipped_folder
 from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead
+from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE
 
 FILES = sorted(str(p.relative_to(shipped_folder())) for p in shipped_folder().rglob("*.gin"))
 # Files that are only included: a family's base has no sizes, train.gin no task.
 BASES = {f for f in FILES if f.split("/")[-1] == f"{f.split('/')[-2]}.gin"} | {
   "models/transformer.gin",
+  "models/recurrent.gin",
   "runs/train.gin",
 }
 # Files to be added after a size file.
@@ -50,7 +52,8 @@ def build(*files):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_file_builds_a_model(model):
-  assert isinstance(build(model, "objectives/span_corruption.gin", "runs/pretrain.gin").model.config, TransformerConfig)
+  built = build(model, "objectives/span_corruption.gin", "runs/pretrain.gin").model.config
+  assert isinstance(built, TransformerConfig | RecurrentConfig)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

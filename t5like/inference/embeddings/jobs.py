@@ -47,7 +47,8 @@ class Embedding:
     self.pooling = None if self._head else pooling or DEFAULT_POOLING
     self.limits = limits if self._head is None else _own_limits(model, self._head, limits)
     self._embedder = model.runner(TextEmbedder, self.pooling)
-    self.width = model.config.embed_dim if self._head is None else head.width(model.config.embed_dim)
+    states = getattr(getattr(model.module, "backbone", model.module), "state_width", model.config.embed_dim)
+    self.width = states if self._head is None else head.width(states)
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
     read = self.limits.tokenize(self._model, [self._written(row) for row in rows])

@@ -7,7 +7,8 @@ Rules, each reported on the run card:
   likewise ELECTRA's generator, the head of its discriminator, and SpanBERT's.
 - A longer position table repeats the old one (Beltagy et al. 2020, section 5); a shorter one is its beginning.
 - A larger vocabulary has all pieces of the old one: their rows are taken, wherever they moved. New rows are the mean of
-  the old ones with slight noise (Hewitt 2021). A smaller embedding drops only rows beyond the vocabulary.
+  the old ones with slight noise (Hewitt 2021). A smaller embedding drops only rows beyond the vocabulary. Of a
+  vocabulary of whole words (ULMFiT), the words that both have are taken, the others are new.
 - A decoder that reads causally starts a prefix LM, and the reverse, unless its relative positions have two directions.
 - Fewer layers: the lowest ones, or RESTORE.layers. Scanned and separate layers are converted to each other.
 
@@ -46,10 +47,10 @@ _BERT_HEADS = (
   "pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", "boundary_head/", _DELTA, f"{LEARNED}/",
 )  # fmt: skip
 # The decoder's by a head on T5's encoder, the others by any head.
-_UNUSED_WITH_HEAD = ("decoder/", "token_embedder/decoder/", "logits_dense/", "logits_bias/")
+_UNUSED_WITH_HEAD = ("decoder/", "token_embedder/decoder/", "logits_dense/", "logits_bias/", "output_bias")
 _POSITIONS = ("token_embedder/position_embedding", "token_embedder/decoder/position_embedding")
 _VOCABULARY_AXIS = {
-  "token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0, "logits_bias/bias": 0,
+  "token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0, "logits_bias/bias": 0, "output_bias": 0,
 }  # fmt: skip
 _FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "discriminator_head", "scan_layers", "param_dtype")
 _NOISE = 1e-3  # of new rows, in standard deviations of the old ones
@@ -363,9 +364,11 @@ def _same_head(old: nn.Module | None, new: nn.Module | None) -> bool:
 
 
 def _moved_pieces(old: Vocabulary, new: Vocabulary) -> np.ndarray | None:
-  """Returns the old id of every new piece, or -1; None unless the new vocabulary has all old pieces."""
+  """Returns the old id of every new piece, or -1; None unless the new vocabulary has all old pieces, or whole words."""
   ids = {old.piece(token): token for token in range(old.vocab_size)}
   pieces = [new.piece(token) for token in range(new.vocab_size)]
+  if old.has_whole_words and new.has_whole_words:
+    return np.array([ids.get(piece, -1) for piece in pieces])
   if len(ids) < old.vocab_size or len(pieces) < old.vocab_size or not ids.keys() <= set(pieces):
     return None
   return np.array([ids.get(piece, -1) for piece in pieces])

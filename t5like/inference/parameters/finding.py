@@ -13,6 +13,8 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.files import storage
 from t5like.interop import huggingface, t5x
+from t5like.interop.awd_lstm_files import awd_lstm_file, load_awd_lstm
+from t5like.interop.elmo_files import is_elmo_folder, load_elmo
 from t5like.interop.layouts import flatten
 from t5like.models import T5
 from t5like.training.checkpoints.folders import PARAMS, checkpoint_steps, find_checkpoint
@@ -23,12 +25,16 @@ _HUGGING_FACE = ("config.json", "bert_config.json", "modules.json")
 
 
 def foreign_kind(source: str | Path) -> str | None:
-  """Returns 'T5X checkpoint' or 'Hugging Face folder' for a source that is one, else None."""
+  """Returns 'T5X checkpoint', 'Hugging Face folder', 'ELMo folder' or 'AWD-LSTM file' for one of these, else None."""
   path = storage.as_path(source).absolute()
   if (path / PARAMS).is_dir() or checkpoint_steps(path):
     return None
   if any((path / file).is_file() for file in _HUGGING_FACE):
     return "Hugging Face folder"
+  if is_elmo_folder(path):
+    return "ELMo folder"
+  if awd_lstm_file(path) is not None:
+    return "AWD-LSTM file"
   if path.is_file() or (path / "checkpoint").is_file():
     return "T5X checkpoint"
   inside = path.iterdir() if path.is_dir() else []
@@ -48,22 +54,26 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
   local = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
   config, backbone = model.config, getattr(model, "backbone", model)
 
-  def read() -> tuple[huggingface.Imported, Mapping[str, np.ndarray]]:
-    if kind == "T5X checkpoint":
-      imported = t5x.load(local, config)
+  def read() -> tuple[nn.Module, Mapping[str, np.ndarray]]:
+    if kind == "ELMo folder":
+      # The words of a model without output are not part of it.
+      words = {} if getattr(config, "has_output", True) else {"vocab_size": config.vocab_size}
+      theirs, params = load_elmo(local, **words)
+    elif kind == "AWD-LSTM file":
+      theirs, params = load_awd_lstm(local)
     else:
-      imported = huggingface.load(local, scan_layers=config.scan_layers)
-    return imported, flatten(imported.params)
+      is_t5x = kind == "T5X checkpoint"
+      imported = t5x.load(local, config) if is_t5x else huggingface.load(local, scan_layers=config.scan_layers)
+      theirs, params = imported.model, imported.params
+    return theirs, flatten(params)
 
   if kind == "T5X checkpoint":
     _check_kind(T5, backbone, f"the {kind} {source}")
-  imported, arrays = read()
-  _check_kind(type(getattr(imported.model, "backbone", imported.model)), backbone, f"the {kind} {source}")
-  vocabulary_file = vocabulary_in(local)
+  theirs, arrays = read()
+  _check_kind(type(getattr(theirs, "backbone", theirs)), backbone, f"the {kind} {source}")
+  vocabulary_file = vocabulary_in(local.parent if local.is_file() else local)
   vocabulary = load_vocabulary(str(vocabulary_file)) if vocabulary_file else None
-  stored_config = dataclasses.replace(
-    imported.model.config, param_dtype=config.param_dtype
-  )  # narrower floats are widened
+  stored_config = dataclasses.replace(theirs.config, param_dtype=config.param_dtype)  # narrower floats are widened
   return GivenParameters(
     f"the {kind} {source}",
     model_fingerprint(stored_config, vocabulary),
@@ -72,7 +82,7 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
     "the gin files of that model: a file of gin/models, "
     + (f"--gin.VOCABULARY={vocabulary_file}, " if vocabulary else "")
     + f"or `t5like convert from_{'t5x' if kind.startswith('T5X') else 'hf'}`, which writes a config.gin",
-    known=lambda: SourceModel(getattr(imported.model, "head", None), vocabulary),
+    known=lambda: SourceModel(getattr(theirs, "head", None), vocabulary),
   )
 
 

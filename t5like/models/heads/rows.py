@@ -16,12 +16,13 @@ class ClassificationHead(nn.Module):
   """Scores the classes of a row: dropout, a linear layer; with `hidden`, a dense layer and its dropout before it.
 
   BERT: pooling "pooler". RoBERTa: "cls" and hidden "tanh". DistilBERT: "cls" and hidden "relu".
-  GPT-2: "last", without bias. T5: "last" and hidden "tanh".
+  GPT-2: "last", without bias. T5: "last" and hidden "tanh". ULMFiT: "concat" (last, max, mean) and 50 hidden "relu".
   """
 
   labels: tuple[str, ...] = ()  # the names of the classes; (): those of the task
   pooling: str | None = None  # one of POOLINGS; None: the backbone's, with its `hidden` and `use_bias`
   hidden: str | None = None  # activation of the dense layer, None for no layer
+  hidden_dim: int | None = None  # its width; None: the backbone's
   use_bias: bool = True
   dropout_rate: float | None = None  # None: the backbone's
   pooled_dropout_rate: float | None = None  # before the dense layer; None: dropout_rate
@@ -69,6 +70,7 @@ class RegressionHead(nn.Module):
 
   pooling: str | None = None
   hidden: str | None = None
+  hidden_dim: int | None = None
   use_bias: bool = True
   dropout_rate: float | None = None
   pooled_dropout_rate: float | None = None
@@ -99,6 +101,7 @@ class MultipleChoiceHead(nn.Module):
   choices: int = 0  # per question; 0: as in the task
   pooling: str | None = None
   hidden: str | None = None
+  hidden_dim: int | None = None
   use_bias: bool = True
   dropout_rate: float | None = None
   pooled_dropout_rate: float | None = None
@@ -124,6 +127,8 @@ class MultipleChoiceHead(nn.Module):
 
 def _check(head: Any) -> None:
   name = type(head).__name__
+  if head.hidden_dim is not None and head.hidden_dim < 1:
+    raise UserError(f"invalid {name}.hidden_dim: {head.hidden_dim!r}", expected="a positive number, or None")
   check_pooling(name, head.pooling, head.mix_layers)
   if head.hidden is not None and head.hidden not in HIDDEN:
     raise UserError(
@@ -139,7 +144,8 @@ def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, det
   first = head.dropout_rate if head.hidden is None or head.pooled_dropout_rate is None else head.pooled_dropout_rate
   x = dropout(config, first, x, deterministic)
   if head.hidden is not None:
-    x = HIDDEN[head.hidden](dense(config, config.embed_dim, ("embed", "mlp"), use_bias=True, name="dense")(x))
+    width = head.hidden_dim or config.embed_dim
+    x = HIDDEN[head.hidden](dense(config, width, ("embed", "mlp"), use_bias=True, name="dense")(x))
     x = nn.with_logical_constraint(x, ("batch", None))
     x = dropout(config, head.dropout_rate, x, deterministic)
   return output(config, x, classes, use_bias)

@@ -12,7 +12,7 @@ from t5like.errors import UserError, nearest
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, dense
 
-POOLINGS = ("pooler", "cls", "mean", "max", "last")
+POOLINGS = ("pooler", "cls", "mean", "max", "last", "concat")
 HIDDEN = {"tanh": jnp.tanh, **ACTIVATIONS}
 
 
@@ -40,7 +40,9 @@ class LayerMix(nn.Module):
 
 
 def pool(features: Features, states: jax.Array, pooling: str) -> jax.Array:
-  """Returns one vector per row, [rows, embed], of states [rows, length, embed]."""
+  """Returns one vector per row, [rows, embed], of states [rows, length, embed]; "concat": [rows, 3 embed]."""
+  if pooling == "concat":  # Howard and Ruder 2018, section 3.3
+    return jnp.concatenate([pool(features, states, part) for part in ("last", "max", "mean")], axis=-1)
   valid = features.valid[..., None]
   if pooling == "pooler":
     return features.pooler(states)

@@ -30,8 +30,8 @@ class WithHead(Tunable):
 
   Batches are those of an encoder for every backbone: `encoder_input_tokens`, `encoder_segment_ids` (0 on padding),
   `encoder_positions`, `encoder_token_types` [rows, length], and labels as the head needs them. BERT reads them as they
-  are. GPT reads the same tokens. T5 encodes them; for a head on one state per row and for spans, its decoder reads
-  them too, shifted by one, as in Hugging Face's classes; for tags and embeddings, only the encoder runs.
+  are. GPT and LSTMs read the same tokens. T5 encodes them; for a head on one state per row and for spans, its decoder
+  reads them too, shifted by one, as in Hugging Face's classes; for tags and embeddings, only the encoder runs.
 
   stack  of T5: "encoder" or "decoder"; None: as above.
   layer  whose states the head reads: 0 are the embeddings, -1 the last layer; None: the last, or a mix (`mix_layers`)
@@ -92,7 +92,7 @@ class WithHead(Tunable):
       )
     if self.head.form == "embedding" and "cls" in self.head.pooling and layout in ("decoder", "prefix_lm"):
       raise UserError(f"the first token of {name} does not read the others", try_="--gin.EmbeddingHead.pooling=last")
-    if self.head.lm_loss_weight and layout != "decoder":
+    if self.head.lm_loss_weight and (layout != "decoder" or getattr(self.backbone, "bidirectional", False)):
       raise UserError(
         f"lm_loss_weight = {self.head.lm_loss_weight} needs a causal language model, not {name}",
         try_=f"--gin.{type(self.head).__name__}.lm_loss_weight=0.0",
@@ -153,6 +153,8 @@ class WithHead(Tunable):
       inputs = {name: batch[name] for name in _ENCODER if name in batch}
       return self.backbone.hidden_states(inputs | {"decoder_input_tokens": shifted}, deterministic, every)
     inputs = {"decoder_input_tokens": tokens}
+    if getattr(self.backbone, "bidirectional", False):
+      inputs["decoder_segment_ids"] = self._valid(batch).astype(jnp.int32)
     if kind == "prefix_lm":
       inputs["decoder_causal_attention"] = self._valid(batch).astype(jnp.int32)
     return self.backbone.hidden_states(inputs, deterministic, every)
@@ -208,7 +210,7 @@ _LAYOUTS = {
   "decoder": {"pooling": "last", "use_bias": False},
   "prefix_lm": {"pooling": "last", "use_bias": False},
 }
-# The settings of heads by BERT.family, where they are not BERT's.
+# The settings of heads by the family of a backbone, where they are not those of its layout.
 _CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
 _CLS_AND_GELU = {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0}
 _FAMILIES = {
@@ -217,6 +219,15 @@ _FAMILIES = {
   "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
   "electra": {"pooling": "cls", "hidden": "gelu_erf"},
   "xlnet": {"pooling": "last", "hidden": "tanh", "pooled_dropout_rate": 0.0},
+  # ULMFiT without its batch norms: a train step has no running means.
+  "awd_lstm": {
+    "pooling": "concat",
+    "hidden": "relu",
+    "hidden_dim": 50,
+    "pooled_dropout_rate": 0.4,
+    "dropout_rate": 0.1,
+  },
+  "elmo": {"pooling": "max"},
   **dict.fromkeys(("deberta", "deberta-v2"), _CLS_AND_GELU),
 }
 # Of multiple choice, where they are others.

@@ -84,7 +84,7 @@ def find_episode(checkpoint: Path | GivenParameters, specs: Sequence[StateSpec])
   if len(specs) == 1 or isinstance(checkpoint, GivenParameters):
     return 0
   stored = _stored(checkpoint, TRAINING)
-  wanted = [_targets(_training(spec.shapes), _training(spec.shardings)) for spec in specs]
+  wanted = [_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
   return next((number for number, target in enumerate(wanted) if not compare(stored, target)), 0)
 
 
@@ -113,7 +113,7 @@ def restore_state(
   params = _assemble(spec.shapes.params, read[PARAMS], initial.params if initial else None)
   if TRAINING not in items:
     return initial.replace(params=params)
-  training = _assemble(_training(spec.shapes), read[TRAINING], _training(initial) if initial else None)
+  training = _assemble(training_part(spec.shapes), read[TRAINING], training_part(initial) if initial else None)
   return TrainState(params=params, **training)
 
 
@@ -153,7 +153,7 @@ def _match_items(
   targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
   with_training = not given and has_training_state(checkpoint) and not options.parameters_only
   if with_training:
-    targets[TRAINING] = _targets(_training(spec.shapes), _training(spec.shardings))
+    targets[TRAINING] = _targets(training_part(spec.shapes), training_part(spec.shardings))
   items, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
     stored = checkpoint.stored if given else _stored(checkpoint, name)
@@ -266,8 +266,10 @@ def _read(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict
     raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
-def _training(state: TrainState) -> dict[str, Any]:
-  return {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
+def training_part(state: TrainState) -> dict[str, Any]:
+  """Returns the state without parameters, as it is saved."""
+  part = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
+  return part if state.carry is None else part | {"carry": state.carry}
 
 
 def _targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -54,6 +54,7 @@ from t5like.training.checkpoints.restoring import (
   optimizer_kind,
   restore_parameters,
   restore_state,
+  training_part,
 )
 from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.state import StateSpec, TrainState
@@ -136,10 +137,9 @@ class Checkpoints:
       if earlier != scores:
         write_scores(self.folder, earlier)
     metrics = {name: float(value) for name, value in (metrics or {}).items()}
-    training = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
     items = {
       PARAMS: ocp.args.StandardSave(state.params),
-      TRAINING: ocp.args.StandardSave(training),
+      TRAINING: ocp.args.StandardSave(training_part(state)),
       METADATA: ocp.args.JsonSave(
         {"fingerprint": dict(fingerprint), "optimizer": optimizer_kind(state.opt_state), "metrics": metrics}
       ),
