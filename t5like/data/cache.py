@@ -228,7 +228,7 @@ class TokenCache:
     """Returns where the documents of a corpus start and end."""
     if len(self.features) != 1:
       raise ValueError(f"examples of {', '.join(self.features)} are not documents")
-    return Documents(self._first, self._first_token, self._indices, self.tokens)
+    return Documents.of(self._first, self._first_token, self._indices)
 
   def lengths(self, feature: str) -> np.ndarray:
     """Returns the number of tokens of a feature in each example: int32 [examples]."""

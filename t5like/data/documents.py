@@ -54,7 +54,13 @@ class Documents:
   first: np.ndarray  # [shards + 1] number of each shard's first document
   first_token: np.ndarray  # [shards + 1] number of its first token
   indices: Indices
+  separators: Indices  # of each shard, in a stream with one after each document
   tokens: int
+
+  @classmethod
+  def of(cls, first: np.ndarray, first_token: np.ndarray, indices: Indices) -> Documents:
+    separators = Indices(lambda shard: _separators(indices[shard]))
+    return cls(first, first_token, indices, separators, int(first_token[-1]))
 
   @property
   def shards(self) -> int:
@@ -88,13 +94,16 @@ class Documents:
     first = self.first + self.first_token
     ended = np.empty(len(positions), np.int64)
     for shard, index, mine in self.by_shard(np.searchsorted(first, positions, side="right") - 1):
-      separators = index[1:] + np.arange(len(index) - 1)
+      separators = self.separators[shard] if index is self.indices[shard] else _separators(index)
       ended[mine] = self.first[shard] + np.searchsorted(separators, positions[mine] - first[shard])
     return ended
 
   def by_shard(self, shards: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields each of the shards once: its number, its index, and the places that have it."""
     shards = np.minimum(shards, len(self.first) - 2)  # the end belongs to the last
+    if len(shards) and (shards == shards[0]).all():
+      yield int(shards[0]), self.index(int(shards[0])), np.arange(len(shards))
+      return
     places = np.argsort(shards, kind="stable")
     wanted, begins = np.unique(shards[places], return_index=True)
     mine = np.split(places, begins[1:])
@@ -107,3 +116,8 @@ class Documents:
     """Returns where the documents of a shard start, and its end, relative to the shard: [documents + 1]."""
     index, most = self.indices[shard], self.tokens - self.first_token[shard]
     return index if index[-1] <= most else np.minimum(index, most)
+
+
+def _separators(index: np.ndarray) -> np.ndarray:
+  """Returns where the separators after a shard's documents are."""
+  return index[1:] + np.arange(len(index) - 1)

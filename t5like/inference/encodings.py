@@ -92,8 +92,8 @@ class MaskFiller:
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     variables = {"params": params}
     # ELECTRA's generator fills masks, and XLNet's second stream, which reads the others' tokens.
-    ways = ("generator_states", "query_states", "hidden_states")
-    reads = next(way for way in ways if hasattr(self.model, way))
+    special = (way for way in ("generator_states", "query_states") if hasattr(self.model, way))
+    reads = next(special, "hidden_states")
     masks = batch["encoder_input_tokens"] == self._mask_id
     hidden = self.model.apply(variables, batch | {"encoder_loss_weights": masks.astype(jnp.float32)}, method=reads)
     under_masks = jnp.take_along_axis(hidden, batch["places"][:, :, None], axis=1)

@@ -53,7 +53,7 @@ def _started(model: nn.Module, params: Any, optimizer: Optimizer, batch: Any, se
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
   """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  shapes = jax.eval_shape(lambda params: _started(model, params, optimizer, batch, 0), nn.meta.unbox(boxed))
+  shapes = jax.eval_shape(lambda boxed: _started(model, nn.meta.unbox(boxed), optimizer, batch, 0), boxed)
   params = parallel.parameter_shardings(boxed, mesh)
   shardings = TrainState(
     step=parallel.replicated(mesh),

@@ -75,7 +75,7 @@ def test_memory_is_bounded(monkeypatch):
   read = []
   indices = Indices(lambda shard: read.append(shard) or np.arange(101) * 7)
   first = np.arange(201) * 100
-  documents = Documents(first, first * 7, indices, 200 * 700)
+  documents = Documents.of(first, first * 7, indices)
   assert documents.starts(np.array([0, 19_999, 20_000, 123])).tolist() == [0, 139_993, 140_000, 861]
   assert sorted(read) == [0, 1, 199]
   documents.all()
