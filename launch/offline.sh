@@ -20,7 +20,8 @@ set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 if [ $# = 0 ]; then
-  echo "error: FOLDER is missing; see $0 --help" >&2
+  echo "error: no folder for the packages" >&2
+  echo "  try  launch/offline.sh /tmp/site 3.12" >&2
   exit 2
 fi
 folder="$1"
