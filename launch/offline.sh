@@ -8,7 +8,8 @@
 #   PYTHONPATH=CHECKOUT:FOLDER python -m t5like train ...
 #
 # with token caches that were built elsewhere (t5like cache, t5like ablate --prepare_only): TensorFlow and seqio are not
-# needed then. The machine has jax, flax, optax, orbax-checkpoint, sentencepiece, tokenizers and scipy.
+# needed then. The machine has jax, flax, optax, orbax-checkpoint, sentencepiece, tokenizers, scipy and matplotlib; what
+# it lacks of these is a PACKAGE, each with all that it needs.
 #
 # options:
 #   --help    print this text
