@@ -152,15 +152,16 @@ def _table(module: nn.Module, name: str, rows: int, axis: str | None = None) -> 
 
 
 class LogitsBias(nn.Module):
-  """A constant for each token, part of a checkpoint (BART's final_logits_bias): it gets no gradient."""
+  """Adds a number to each token's logit. BART's final_logits_bias is part of a checkpoint but is not trained."""
 
   config: TransformerConfig
+  trains: bool = False
 
   @nn.compact
   def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab]
     zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = self.param("bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
-    bias = jax.lax.stop_gradient(bias).astype(logits.dtype)
+    bias = (bias if self.trains else jax.lax.stop_gradient(bias)).astype(logits.dtype)
     return logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
 
 

@@ -10,8 +10,7 @@ from t5like.errors import UserError
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context, QueryStream
 from t5like.models.bert import BERT, Batch, target_positions
-from t5like.models.config import TransformerConfig
-from t5like.models.embedder import Embedder
+from t5like.models.embedder import Embedder, LogitsBias
 from t5like.models.layers import constrain_activations, embedding_init
 from t5like.models.padding import as_in_pretraining, encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
@@ -44,7 +43,7 @@ class XLNet(BERT):
     init = nn.with_logical_partitioning(embedding_init(config), (None, "embed"))
     self.mask_embedding = self.param("mask_embedding", init, (1, config.embed_dim), jnp.dtype(config.param_dtype))
     if config.mlm_head:
-      self.mlm_head = OutputBias(config)
+      self.mlm_head = LogitsBias(config, trains=True)
 
   def check(self) -> None:
     """Raises UserError for settings that do not fit, before anything is compiled."""
@@ -167,18 +166,6 @@ class XLNet(BERT):
     if memory is None:
       return None
     return {"memory": memory} if self.config.scan_layers else tuple({"memory": layer} for layer in memory)
-
-
-class OutputBias(nn.Module):
-  """A learned bias of the logits."""
-
-  config: TransformerConfig
-
-  @nn.compact
-  def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab]
-    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-    bias = self.param("bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
-    return logits + bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 def _part(batch: Batch, tokens: slice) -> Batch:
