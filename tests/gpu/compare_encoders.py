@@ -10,7 +10,6 @@ results.jsonl. Runs that are finished are not repeated. Processes share the GPU 
 """
 
 import argparse
-import collections
 import concurrent.futures
 import json
 import os
@@ -146,11 +145,12 @@ def prepare(folder: Path, corpus: str) -> None:
 def print_table(folder: Path, kinds: list[str], seeds: int) -> None:
   print(f"\n| | {' | '.join(TASKS)} |\n|---|{'---|' * len(TASKS)}")
   for kind in kinds:
-    found = collections.defaultdict(list)
+    cells = []
     for task in TASKS:
-      scores = (best_score(folder / f"runs/{kind}-{seed}-{task}", task) for seed in range(seeds))
-      found[task] = [score for score in scores if score is not None]
-    cells = (f"{statistics.mean(s):.1f} ±{statistics.pstdev(s):.1f} ({len(s)})" if s else "" for s in found.values())
+      found = (best_score(folder / f"runs/{kind}-{seed}-{task}", task) for seed in range(seeds))
+      scores = [score for score in found if score is not None]
+      spread = f" ±{statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+      cells.append(f"{statistics.mean(scores):.1f}{spread} ({len(scores)})" if scores else "")
     print(f"| {kind} | {' | '.join(cells)} |")
 
 

@@ -89,9 +89,10 @@ def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tup
   scipy's permutation_test with kendalltau takes 78 s for eight rows on two busy cores, and samples other permutations
   than earlier reports. A sample includes the observed permutation.
   """
-  drawn = int(len(a := _doubled_ranks(ours)) > _EXACT_ROWS)
+  a, b = _doubled_ranks(ours), _doubled_ranks(theirs)
+  drawn = int(len(a) > _EXACT_ROWS)
   # Doubled ranks and pairs of ten rows fit into a byte, which is three times as fast.
-  small, b = np.int32 if drawn else np.int8, _doubled_ranks(theirs)
+  small = np.int32 if drawn else np.int8
   shuffled = b.astype(small)[_permutations(len(a))]  # [n, permutations]
   products, concordance, observed = np.zeros(shuffled.shape[1], np.int32), np.zeros(shuffled.shape[1], small), 0
   for rank, row in zip(a, shuffled, strict=True):
