@@ -17,12 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from t5like.errors import RunError
-
-if TYPE_CHECKING:
-  from t5like.models.config import TransformerConfig
 
 _TIMEOUT = 900  # seconds; torch.compile of a deep model takes minutes
 
@@ -32,21 +29,21 @@ class PeerStep:
   the seconds they took."""
 
   def __init__(
-    self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
-    python: str | None = None, method: Mapping[str, Any] | None = None, fields: Mapping[str, Any] | None = None,
+    self, fields: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
+    python: str | None = None, method: Mapping[str, Any] | None = None,
   ):  # fmt: skip
+    """fields: of config.json. method: settings of peft."""
     with_peft = f" with peft's {method['kind']}" if method else ""
     self.name = f"Hugging Face{with_peft}, {'torch.compile' if compiled else 'eager'}"
     self._python = python
     self._task = dict(
-      config=dataclasses.asdict(config),
+      fields=dict(fields),
       layout=layout,
       rows=rows,
       lengths=dict(lengths),
       dtype=dtype,
       compiled=compiled,
       method=dict(method) if method else None,
-      fields=dict(fields) if fields else None,
     )
     self._process: subprocess.Popen | None = None
 
@@ -119,71 +116,32 @@ def _last_line(errors: str) -> str:
   return (errors.strip().splitlines() or ["exited without an error message"])[-1]
 
 
-def build(config: Mapping[str, Any], layout: str, fields: Mapping[str, Any] | None = None) -> Any:
-  """Builds a transformers model with the sizes and dropout of a TransformerConfig (as a dict).
-
-  fields  config.json of a decoder's own class: Llama, Mistral, OLMo-2, OPT, BLOOM
-  """
+def build(fields: Mapping[str, Any], layout: str) -> Any:
+  """Builds a transformers model from the fields of its config.json."""
   import transformers
 
-  if fields:
-    given = transformers.AutoConfig.for_model(**fields, use_cache=False)
-    return transformers.AutoModelForCausalLM.from_config(given).train()
-
-  rate = config["dropout_rate"]
-  attention_rate = rate if config["attention_dropout_rate"] is None else config["attention_dropout_rate"]
-
-  if layout == "encoder_decoder":
-    activation = {"gelu": "gelu_new"}.get(config["activation"], config["activation"])
-    model = transformers.T5ForConditionalGeneration(
-      transformers.T5Config(
-        vocab_size=config["vocab_size"], d_model=config["embed_dim"], d_kv=config["head_dim"], d_ff=config["mlp_dim"],
-        num_layers=config["num_encoder_layers"], num_decoder_layers=config["num_decoder_layers"],
-        num_heads=config["num_heads"], dropout_rate=rate, use_cache=False, decoder_start_token_id=0,
-        feed_forward_proj="gated-gelu" if config["gated_mlp"] else activation,
-        tie_word_embeddings=config["tie_embeddings"],
-      )
-    )  # fmt: skip
-  elif layout == "encoder":
-    model = transformers.BertForMaskedLM(
-      transformers.BertConfig(
-        vocab_size=config["vocab_size"], hidden_size=config["embed_dim"], intermediate_size=config["mlp_dim"],
-        num_hidden_layers=config["num_encoder_layers"], num_attention_heads=config["num_heads"],
-        max_position_embeddings=config["max_positions"], hidden_dropout_prob=rate,
-        attention_probs_dropout_prob=attention_rate,
-      )
-    )  # fmt: skip
-  else:
-    model = transformers.GPT2LMHeadModel(
-      transformers.GPT2Config(
-        vocab_size=config["vocab_size"], n_embd=config["embed_dim"], n_inner=config["mlp_dim"],
-        n_layer=config["num_decoder_layers"], n_head=config["num_heads"],
-        n_positions=config["max_positions"] or 1024, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=attention_rate,
-        use_cache=False,
-      )
-    )  # fmt: skip
-  return model.train()
+  classes = {"encoder_decoder": transformers.AutoModelForSeq2SeqLM, "encoder": transformers.AutoModelForMaskedLM}
+  config = transformers.AutoConfig.for_model(**fields, use_cache=False)
+  return classes.get(layout, transformers.AutoModelForCausalLM).from_config(config).train()
 
 
-def peer_fields(model: Any) -> dict[str, Any] | None:
-  """Returns config.json of a decoder whose class is not GPT-2's; None: `build` knows the class by its layout."""
-  from t5like.interop.decoders import FAMILIES
+def peer_fields(model: Any) -> dict[str, Any]:
+  """Returns config.json of the Hugging Face model with the same sizes and dropout."""
+  from t5like.interop.huggingface import config_fields
 
-  family = getattr(model, "family", "")
-  if family not in FAMILIES:
-    return None
-  return FAMILIES[family].config_to_hf(dataclasses.replace(model.config, prefix_lm=False), family)
+  if model.config.prefix_lm:  # the same products; causal attention alone is what transformers has
+    model = model.clone(config=dataclasses.replace(model.config, prefix_lm=False))
+  return config_fields(model)
 
 
 def prepare(
-  config: Mapping[str, Any],
+  fields: Mapping[str, Any],
   layout: str,
   rows: int,
   lengths: Mapping[str, int],
   dtype: str,
   compiled: bool,
   method: Mapping[str, Any] | None = None,
-  fields: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
   """Returns facts known after the first step, a function that times steps, and one that returns facts at the end."""
   import torch
@@ -192,7 +150,7 @@ def prepare(
   device = "cuda" if on_gpu else "cpu"
   torch.set_float32_matmul_precision("high")
   with torch.device(device):
-    model = build(config, layout, fields)
+    model = build(fields, layout)
     if method:
       model = _with_peft(model, layout, dtype, **method)
   trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -200,7 +158,7 @@ def prepare(
   generator = torch.Generator().manual_seed(0)
 
   def tokens(length):
-    return torch.randint(2, config["vocab_size"], (rows, length), generator=generator).to(device)
+    return torch.randint(2, fields["vocab_size"], (rows, length), generator=generator).to(device)
 
   inputs = tokens(lengths["inputs"])
   labels = tokens(lengths.get("targets", lengths["inputs"]))

@@ -5,7 +5,6 @@ It runs in a subprocess, so that neither framework holds memory that the other n
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import sys
@@ -27,22 +26,21 @@ def measure_in_subprocess(
 ) -> dict[str, Any]:
   """Returns {"name", "tokens_per_second", ...}, or {"name", "error"}."""
   task = dict(
-    config=dataclasses.asdict(model.config), layout=model.batch_layout, rows=rows, inputs=inputs, outputs=outputs,
-    beams=beams, static=static, fields=peer_fields(model),
+    fields=peer_fields(model), dtype=model.config.compute_dtype, layout=model.batch_layout, rows=rows, inputs=inputs,
+    outputs=outputs, beams=beams, static=static,
   )  # fmt: skip
   name = f"Hugging Face, {'static cache and torch.compile' if static else 'plain'}"
   return run_peer("t5like.bench.peer_decode", name, task, _TIMEOUT, python)
 
 
 def measure(
-  config: Mapping[str, Any], layout: str, rows: int, inputs: int, outputs: int, beams: int, static: bool,
-  fields: Mapping[str, Any] | None = None,
+  fields: Mapping[str, Any], dtype: str, layout: str, rows: int, inputs: int, outputs: int, beams: int, static: bool
 ) -> dict[str, Any]:  # fmt: skip
   import torch
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  model = build(config, layout, fields).eval().to(device, getattr(torch, config["compute_dtype"]))
-  tokens = torch.randint(2, config["vocab_size"], (rows, inputs), generator=torch.Generator().manual_seed(0)).to(device)
+  model = build(fields, layout).eval().to(device, getattr(torch, dtype))
+  tokens = torch.randint(2, fields["vocab_size"], (rows, inputs), generator=torch.Generator().manual_seed(0)).to(device)
   options = dict(
     attention_mask=torch.ones_like(tokens), do_sample=False, num_beams=beams, max_new_tokens=outputs,
     min_new_tokens=outputs, use_cache=True, pad_token_id=0,

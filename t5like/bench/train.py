@@ -89,9 +89,10 @@ def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line
 def _peers(python: str | None, work: Workload) -> list[Subject]:
   from t5like.bench.peer import PeerStep, peer_fields
 
+  fields = peer_fields(work.model)
   return [
     PeerStep(
-      work.model.config,
+      fields,
       work.model.batch_layout,
       work.rows,
       work.lengths,
@@ -99,8 +100,7 @@ def _peers(python: str | None, work: Workload) -> list[Subject]:
       compiled,
       python,
       _peer_method(work.trainable),
-      peer_fields(work.model),
-    )  # fmt: skip
+    )
     for compiled in (False, True)
   ]
 

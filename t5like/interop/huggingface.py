@@ -202,6 +202,11 @@ def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:
     )
 
 
+def config_fields(model: T5 | BERT | GPT) -> dict:
+  """Returns config.json of a model without a head; raises UserError if it has no class in transformers."""
+  return _family_and_fields(model)[1]
+
+
 def _family_and_fields(backbone: T5 | BERT | GPT) -> tuple[ModuleType, dict]:
   """Returns a model's family and its config.json."""
   family = (encoders.FAMILIES | decoders.FAMILIES).get(getattr(backbone, "family", ""))

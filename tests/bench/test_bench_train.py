@@ -11,7 +11,8 @@ from t5like import planning
 from t5like.bench import kernels as bench_kernels
 from t5like.bench.peer import peer_fields
 from t5like.bench.scaling import points
-from t5like.bench.train import make_batch
+from t5like.bench.train import TrainBench, make_batch, read_workload
+from t5like.errors import UserError
 from t5like.models import GPT, T5, TransformerConfig
 
 SMALL = [
@@ -84,12 +85,16 @@ def test_kernels_are_summed_by_name_over_steps():
   assert "GPUs and TPUs only" in bench_kernels.table(bench_kernels.summary([], 2), 1)
 
 
-def test_a_decoders_peer_is_its_own_class():
-  """With Llama's fields of config.json; other layouts have a class of their own."""
+def test_a_peer_is_the_models_own_class():
+  """With the fields of its config.json: Llama's grouped heads, BART's positions and dropout."""
   llama = TransformerConfig(
     vocab_size=32, embed_dim=8, mlp_dim=12, num_heads=4, num_kv_heads=2, num_decoder_layers=2, positions="rotary",
     gated_mlp=True, activation="silu", scale_attention=True, scale_logits=False, prefix_lm=True,
   )  # fmt: skip
   fields = peer_fields(GPT(llama, "llama"))
   assert fields["model_type"] == "llama" and fields["num_key_value_heads"] == 2
-  assert peer_fields(GPT(llama)) is None and peer_fields(T5(llama)) is None
+  settings = TrainBench(["models/bart/base.gin"], [], dropout=0.25)
+  fields = peer_fields(read_workload(settings).model)
+  assert (fields["model_type"], fields["dropout"]) == ("bart", 0.25)
+  with pytest.raises(UserError, match="T5"):
+    peer_fields(T5(llama))
