@@ -1,7 +1,8 @@
 """Random keys by hashing: to derive a key takes a dozen operations, where JAX's Threefry takes a hundred.
 
 A train step derives a key for every layer's dropout. With Threefry, the step of T5 base took 50 s to compile for an
-H200 instead of 27 s: XLA's time grows with the number of operations, so there are as few as possible. The hash is murmur3's finalizer: every bit of a result depends on every bit of key and value.
+H200 instead of 27 s: XLA's time grows with the number of operations, so there are as few as possible. The hash is
+murmur3's finalizer: every bit of a result depends on every bit of key and value.
 Initialization still uses JAX's default generator.
 """
 

@@ -135,6 +135,7 @@ def train_step(
     return params, opt_state, jax.tree.map(jnp.zeros_like, norms)
 
   trained = selection.take(state.params) if selection else state.params
+  parameter_norm = global_norm(trained)  # before the update: Adafactor computes their squares anyway
   arguments = (gradients, trained, state.opt_state)
   if not settings.guard:
     trained, opt_state, update_norms = update(*arguments)
@@ -149,7 +150,7 @@ def train_step(
   params = selection.put(state.params, trained) if selection else trained
   metrics |= {
     "gradient_norm": gradient_norm,
-    "parameter_norm": global_norm(state.params),  # before the update: Adafactor computes their squares anyway
+    "parameter_norm": parameter_norm,
     "learning_rate": optimizer.learning_rate(state.step),
     "finite": finite.astype(jnp.float32),
   }

@@ -14,7 +14,7 @@ from t5like.models import T5, TransformerConfig
 from t5like.training import optimizers
 from t5like.training.optimizers.rules import path_text
 from t5like.training.state import TrainState, create_state
-from t5like.training.step import LossSettings, compile_train_step
+from t5like.training.step import LossSettings, compile_train_step, train_step
 
 MODEL = T5(TransformerConfig(
   vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, num_encoder_layers=2, num_decoder_layers=2,
@@ -113,3 +113,12 @@ def test_frozen_weights_are_stored_in_the_dtype_of_computations():
   stored = plan_tuned(bf16, LoRA(rank=2), optimizers.adamw(1e-2), batch, mesh).spec.shapes.params["encoder"]["layers"]
   assert stored["attention"]["query"]["kernel"].dtype == jnp.bfloat16
   assert stored["attention"]["query"]["lora_a"].dtype == stored["mlp_norm"]["scale"].dtype == jnp.float32
+
+
+def test_the_norm_of_parameters_is_of_those_that_train():
+  mesh = parallel.make_mesh(parallel.MeshAxes(data=1), jax.devices()[:1])
+  plan = plan_tuned(MODEL, LoRA(rank=2), optimizers.adamw(1e-2), BATCH, mesh)
+  ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), plan.spec.shapes)
+  _, metrics = jax.jit(lambda s: train_step(plan.model, plan.optimizer, LossSettings(), s, BATCH))(ones)
+  trained = sum(x.size for x in jax.tree.leaves(plan.optimizer.selection.take(ones.params)))
+  np.testing.assert_allclose(metrics["parameter_norm"] ** 2, trained, rtol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 from t5like.kernels.platform import compile_for
 from t5like.training import optimizers
-from t5like.training.optimizers.updates import global_norm
+from t5like.training.optimizers import updates
 
 SHAPES = {"query": (16, 12), "wi": (16, 40), "scale": (16,), "table": (4, 2)}
 
@@ -37,8 +37,8 @@ def run(trees, platform, **options):
     update = jax.jit(lambda *given: transformation.update(*given))  # a new function: traces are not cached by platform
     with jax.numpy_dtype_promotion("standard"):
       for gradient in gradients:
-        updates, state = update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
+        changes, state = update(gradient, state, params)
+        params = optax.apply_updates(params, changes)
   return params, state
 
 
@@ -65,9 +65,11 @@ def test_layers_are_summed_together(trees):
   assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 3 * 2 + 1)
 
 
-def test_the_norm_of_a_tree(trees):
+@pytest.mark.parametrize("small", [0, updates._SMALL])  # sums of rows first; of copies
+def test_the_norm_of_a_tree(trees, small, monkeypatch):
+  monkeypatch.setattr(updates, "_SMALL", small)
   params, _ = trees
   expected = np.linalg.norm(np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)]))
   for platform in ("cpu", "gpu"):
     with compile_for(platform):
-      np.testing.assert_allclose(jax.jit(lambda tree: global_norm(tree))(params), expected, rtol=1e-6)
+      np.testing.assert_allclose(jax.jit(lambda tree: updates.global_norm(tree))(params), expected, rtol=1e-6)

@@ -19,6 +19,7 @@ import optax
 from t5like.kernels.platform import target_platform
 from t5like.training.optimizers.rules import STACKED, path_text
 
+_SMALL = 2**18  # elements of an array that a kernel copies faster than another one starts
 _LAYER = re.compile(r"(?<=layers)_\d+(?=/)")
 
 
@@ -182,6 +183,8 @@ def square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
     return jnp.sum(squares[0], axis=tuple(range(1, squares[0].ndim)))
   if target_platform() != "gpu":
     return jnp.stack([jnp.sum(x) for x in squares])
+  if arrays[0].size <= _SMALL:
+    return jnp.sum(jnp.stack(squares).reshape(len(arrays), -1), axis=1)
   # Rows first, then the rest of all layers at once: one kernel per array instead of two. The barrier keeps the compiler
   # from merging the two sums.
   rows = jax.lax.optimization_barrier(jnp.stack([jnp.sum(x, axis=-1) if x.ndim > 1 else x for x in squares]))
@@ -193,7 +196,7 @@ def global_norm(tree: Any) -> jax.Array:
   paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True)
   groups = _update_groups(paths, [x.shape for x in leaves])
   sums = [square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
-  return jnp.sqrt(sum(jnp.sum(x) for x in sums))
+  return jnp.sqrt(jnp.sum(jnp.concatenate(sums)))
 
 
 class Momentum(NamedTuple):

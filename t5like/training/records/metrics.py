@@ -42,7 +42,7 @@ GLOSSARY = {
   "discriminator_recall": "ELECTRA: share of the replaced tokens that the discriminator reports",
   "discriminator_auc": "ELECTRA: probability that a replaced token gets a higher score than an original one",
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
-  "parameter_norm": "global L2 norm of the parameters, before the update",
+  "parameter_norm": "global L2 norm of the parameters that train, before the update",
   "learning_rate": "the schedule's value at the step",
   "skipped_steps": "steps skipped because loss or gradients were not finite; other values exclude them",
   # Speed, without saves and evaluations.
