@@ -87,8 +87,8 @@ def prompt_form(
 
 
 def position_limit(config: TransformerConfig, taken: int = 0) -> int | None:
-  """Returns the number of learned positions; None: no limit."""
-  return config.max_positions - taken if config.positions == "learned" else None
+  """Returns the number of tokens that fit the model's positions; None: no limit."""
+  return None if config.position_limit is None else config.position_limit - taken
 
 
 def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape) -> dict[str, np.ndarray]:

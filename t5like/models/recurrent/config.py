@@ -33,6 +33,7 @@ class RecurrentConfig:
   embedding_dim: ClassVar[int | None] = None
   embedding_norm: ClassVar[bool] = False
   max_positions: ClassVar[int | None] = None
+  position_limit: ClassVar[int | None] = None
   num_token_types: ClassVar[int] = 0
   opening_id: ClassVar[int | None] = None
   padding_id: ClassVar[int] = 0
