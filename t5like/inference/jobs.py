@@ -68,7 +68,7 @@ class Limits:
     read: list[tuple[Row, list[int]] | RejectedRow] = []
     for row in rows:
       text = next(texts) if row.tokens is None else row.tokens
-      if max(text, default=0) >= model.config.vocab_size:
+      if model.spelling is None and max(text, default=0) >= model.config.vocab_size:
         piece = model.vocabulary.piece(max(text))
         read.append(reject(row, f"the model's embedding has no row for {piece!r}", self.field))
         continue

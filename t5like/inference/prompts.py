@@ -15,7 +15,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 
 
@@ -76,6 +76,8 @@ def prompt_form(
       before, after = template
       return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
+  if is_imported and getattr(model, "bidirectional", False):  # ELMo
+    return PromptForm(special.bos, eos, eos)
   if is_imported:
     # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text.
     return PromptForm(special.start if special.opens_texts else None, None, eos)
@@ -106,3 +108,10 @@ def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape)
   real = (np.arange(shape.length)[None, :] < lengths[:, None]).astype(np.int32)
   batch = {"decoder_input_tokens": tokens, "decoder_segment_ids": real}
   return batch | ({"decoder_causal_attention": real} if layout == "prefix_lm" else {})
+
+
+def with_spelling(batch: dict[str, np.ndarray], model: nn.Module, words: SpelledWords | None) -> dict[str, np.ndarray]:
+  """Adds the characters of the words of a batch, [rows, length, characters], if a model reads them from it."""
+  if words is None:
+    return batch
+  return batch | {"decoder_characters": words.spell(batch["decoder_input_tokens"], model.config.chars_per_word)}

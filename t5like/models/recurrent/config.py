@@ -40,6 +40,7 @@ class RecurrentConfig:
   pooler: ClassVar[bool] = False
   positions: ClassVar[str] = "none"
   positions_per_stack: ClassVar[bool] = False
+  remat: ClassVar[str] = "none"
   residual: ClassVar[str] = "plain"
   scale_embeddings: ClassVar[bool] = False
   scale_logits: ClassVar[bool] = False
