@@ -45,7 +45,7 @@ from t5like.models.tuning import learned_tokens
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.training.optimizers.rules import path_text
-from t5like.vocabularies import SpelledWords, Vocabulary
+from t5like.vocabularies import Vocabulary
 
 _BATCH, _LENGTH = 32, 64
 _TARGET, _CHOICES = "targets", "candidates"  # fields of rows
@@ -66,8 +66,7 @@ def load(
   """Loads a model.
 
   Args:
-    path: a run directory, one checkpoint in it, a Hugging Face folder, `hf://org/name` on the Hugging Face Hub, a
-      folder of ELMo (options.json and HDF5), or an AWD-LSTM of fastai: a .pth or .safetensors file next to itos.json.
+    path: a run directory, a checkpoint in it, a Hugging Face folder, `hf://org/name`, weights of ELMo or an AWD-LSTM.
     vocabulary: name or file; by default the model's own, or the one next to it.
     mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.
@@ -291,11 +290,6 @@ class Model(HeadMethods, InsideMethods):
   def positions(self) -> int | None:
     """The number of learned positions; None: no limit."""
     return position_limit(self.config, learned_tokens(self.module))
-
-  @property
-  def spelling(self) -> SpelledWords | None:
-    """Spells the words of a batch for a model that reads any words as characters (ELMo's files); None: no need."""
-    return self.vocabulary if isinstance(self.vocabulary, SpelledWords) else None
 
   @property
   def is_decoder(self) -> bool:

@@ -110,8 +110,10 @@ def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape)
   return batch | ({"decoder_causal_attention": real} if layout == "prefix_lm" else {})
 
 
-def with_spelling(batch: dict[str, np.ndarray], model: nn.Module, words: SpelledWords | None) -> dict[str, np.ndarray]:
-  """Adds the characters of the words of a batch, [rows, length, characters], if a model reads them from it."""
-  if words is None:
+def with_spelling(
+  batch: dict[str, np.ndarray], model: nn.Module, vocabulary: Vocabulary | None
+) -> dict[str, np.ndarray]:
+  """Adds the characters of words, [rows, length, characters], to a batch if the vocabulary has any words (ELMo)."""
+  if not isinstance(vocabulary, SpelledWords):
     return batch
-  return batch | {"decoder_characters": words.spell(batch["decoder_input_tokens"], model.config.chars_per_word)}
+  return batch | {"decoder_characters": vocabulary.spell(batch["decoder_input_tokens"], model.config.chars_per_word)}

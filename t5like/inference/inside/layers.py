@@ -122,7 +122,7 @@ class LookInside:
     shape = shape or self.planner(len(batch)).smallest(len(batch), max(len(p.tokens) for p in batch))
     module = self._model.module
     inputs = prompt_batch(module.batch_layout, [p.tokens for p in batch], shape)
-    inputs = with_spelling(inputs, module, self._model.spelling)
+    inputs = with_spelling(inputs, module, self._model.vocabulary)
     decoder = self._decoder_inputs(batch)
     if decoder:
       length = decoding.bucket(max(map(len, decoder)), at_most=self._model.positions)
