@@ -40,11 +40,8 @@ ADDED = {
   "outputs/adaptive_softmax": D * (2500 + 2) + 192 * (D + 6000) + 48 * (D + 23628),
   "outputs/mixture_of_softmaxes": 15 * D * D + 15 * D,
   "synthesizer/dense": 24 * (64 * 512 - D * D),
-  "synthesizer/dense_plus": 24 * 64 * 512,
-  "synthesizer/dense_plus_alpha": 24 * (64 * 512 + 1),
   "synthesizer/factorized": 24 * (2 * 12 * 512 * 16 - 2 * D * D),
-  "synthesizer/random": 24 * (12 * 512 * 512 - 2 * D * D),
-  "synthesizer/random_plus": 24 * 12 * 512 * 512,
+  "synthesizer/random_plus_alpha": 24 * (12 * 512 * 512 + 1),
   "experts/switch": 24 * (7 * 2 * D * F + 8 * D),
 }
 
