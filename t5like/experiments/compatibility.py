@@ -64,6 +64,7 @@ LATER_FIELDS = {
   "tie_inputs": True,
   "softmax_mixtures": 0,
   "softmax_clusters": "",
+  "synthesizer": "none",
   "num_experts": 0,
   "experts_per_token": 1,
 }
