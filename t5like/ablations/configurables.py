@@ -60,7 +60,7 @@ def sum_of(numbers: tuple[int, ...]) -> int:
 
 
 def steps_at_equal_flops(
-  steps: int, config: TransformerConfig, mlp_dim: int, lengths: Mapping[str, int], objective: str
+  steps: int, config: TransformerConfig, mlp_dim: int, lengths: Mapping[str, int], objective: str, batch_size: int
 ) -> int:
   """Returns the steps that take as many FLOPs as `steps` of the model without its modifications.
 
@@ -70,7 +70,9 @@ def steps_at_equal_flops(
   names = ("gated_mlp", "activation", "embedding_dim", "embedding_projection", "num_experts", "experts_per_token")
   plain = {name: defaults[name] for name in (*names, *MODIFICATIONS)} | {"layer_groups": None, "mlp_dim": mlp_dim}
   inside = CATALOGUE[objective].lengths(lengths["inputs"])
-  flops = [forward_flops(c, 1, inside.inputs, inside.targets) for c in (dataclasses.replace(config, **plain), config)]
+  flops = [
+    forward_flops(c, batch_size, inside.inputs, inside.targets) for c in (dataclasses.replace(config, **plain), config)
+  ]
   return max(round(steps * flops[0] / flops[1]), 1)
 
 

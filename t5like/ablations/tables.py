@@ -297,7 +297,7 @@ TABLES: dict[int | str, Table] = {
     ),
     Table(
       "narang",
-      "Transformer modifications, at equal FLOPs (the paper's SuperGLUE scores are not confirmed)",
+      "Transformer modifications, at equal FLOPs",
       (
         TableRow(narang.VANILLA[0], _VANILLA.name, {"superglue": narang.VANILLA[1]}),
         *(

@@ -49,7 +49,7 @@ def points(model: nn.Module, lengths: Mapping[str, int], rows: int) -> Iterator[
   for length in LENGTHS:
     longer = {name: max(1, size * length // lengths["inputs"]) for name, size in lengths.items()}
     config = model.config
-    if config.positions == "learned":
+    if config.position_limit is not None:
       config = dataclasses.replace(config, max_positions=max(length, config.max_positions))
     yield Point("length", model.clone(config=config), max(1, rows * lengths["inputs"] // length), longer)
   for layers in LAYERS:

@@ -10,17 +10,17 @@ import numpy as np
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.models.recurrent import CharacterTable, ELMo
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.characters import spell_words
 
 
 def with_characters(model: nn.Module, vocabulary: Vocabulary) -> nn.Module:
-  """Returns the model with the characters of a vocabulary; as it is if it does not read characters.
+  """Returns the model with the characters of a vocabulary; as it is if it reads none, or if batches have them.
 
   Ids are all that a token cache holds, so unknown words are spelled alike: `<UNK>`.
   """
   backbone = getattr(model, "backbone", model)
-  if not isinstance(backbone, ELMo):
+  if not isinstance(backbone, ELMo) or isinstance(vocabulary, SpelledWords):
     return model
   if not vocabulary.has_whole_words:
     raise UserError(

@@ -22,7 +22,7 @@ from t5like.models.heads import WithHead
 from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.planning.flops import step_flops_by_part
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import SpelledWords, Vocabulary
 
 # A checkpoint may be used with different values of these: they affect how a step is computed or how
 # parameters are initialized, not what the parameters mean.
@@ -64,6 +64,7 @@ LATER_FIELDS = {
   "tie_inputs": True,
   "softmax_mixtures": 0,
   "softmax_clusters": "",
+  "synthesizer": "none",
   "num_experts": 0,
   "experts_per_token": 1,
 }
@@ -79,11 +80,19 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
 
 def fits_embedding(config: TransformerConfig, vocabulary: Vocabulary) -> bool:
   """Whether the embedding has a row for every id. A decoder may lack that of the mask, as bart-large-cnn does."""
+  if isinstance(vocabulary, SpelledWords):  # for an ELMo without output
+    return not getattr(config, "has_output", True)
   missing = set(range(config.vocab_size, vocabulary.vocab_size))
   return not missing or (config.num_decoder_layers > 0 and missing == {vocabulary.mask_id})
 
 
 def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabulary) -> None:
+  """Raises UserError for a vocabulary that the model cannot be trained with."""
+  if isinstance(vocabulary, SpelledWords):
+    raise UserError(
+      f"the vocabulary {name!r} has no ids for a token cache: it is for embeddings of any words",
+      try_="--gin.VOCABULARY=words.txt: one word per line, with <S>, </S> and <UNK>",
+    )
   if not fits_embedding(config, vocabulary):
     raise UserError(
       f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, but the model's embedding {config.vocab_size} rows",

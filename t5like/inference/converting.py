@@ -144,6 +144,9 @@ def save_hugging_face(
   """
   from t5like.interop import hf_generation, huggingface
 
+  if not isinstance(model.config, TransformerConfig):
+    name = type(getattr(model, "backbone", model)).__name__
+    raise UserError(f"transformers has no class for {name}", try_="model.save(folder), a model directory")
   head = getattr(model, "head", None)
   if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
     model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
@@ -236,17 +239,20 @@ def config_text(
   backbone = getattr(model, "backbone", model)
   config, name = model.config, type(backbone).__name__
   fields = {k: v for k, v in _changed_fields(config).items() if k != "dropout_rate"}
+  kind, own = type(config).__name__, []
+  if isinstance(config, TransformerConfig):
+    own = ["TransformerConfig.dropout_rate = %DROPOUT_RATE"]
+    own += [f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []
   return "\n".join([
     f"# {origin}",
     "",
     "include 'runs/finetune.gin'",
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
-    f"{name}.config = @TransformerConfig()",
+    f"{name}.config = @{kind}()",
     *_family_text(backbone),
-    *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
-    "TransformerConfig.dropout_rate = %DROPOUT_RATE",
-    *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
+    *(f"{kind}.{field} = {value!r}" for field, value in fields.items()),
+    *own,
     "",
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",
@@ -259,7 +265,8 @@ def config_text(
 
 def _family_text(backbone: nn.Module) -> list[str]:
   family = getattr(backbone, "family", None)
-  return [f"{type(backbone).__name__}.family = {family!r}"] if family not in (None, "bert", "gpt2") else []
+  is_field = any(field.name == "family" for field in dataclasses.fields(backbone))
+  return [f"{type(backbone).__name__}.family = {family!r}"] if is_field and family not in ("bert", "gpt2") else []
 
 
 def _head_text(model: WithHead, backbone: str) -> list[str]:

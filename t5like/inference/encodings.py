@@ -16,10 +16,11 @@ from t5like.errors import UserError, nearest
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import shard_batch
 from t5like.inference.memory import MemoryCheckedFunction
-from t5like.inference.prompts import position_limit, prompt_batch
+from t5like.inference.prompts import position_limit, prompt_batch, with_spelling
 from t5like.models.heads import SENTENCE_POOLINGS, Features
 from t5like.models.heads.states import pool
 from t5like.models.padding import encoder_valid
+from t5like.vocabularies import Vocabulary
 
 _QUERIES, _BLOCK = 256, 65_536  # queries and rows compared at a time: 64 MiB of similarities
 Texts = Sequence[Sequence[int]]  # token ids, special tokens included
@@ -31,17 +32,18 @@ class TextEmbedder:
   pooling  of the last hidden states of all tokens, special tokens included: one of SENTENCE_POOLINGS, such as mean or
            cls, the state of the first token; None: the model's own EmbeddingHead, with its dense layer and
            normalization
+  vocabulary  spells tokens if it has any words, for a model that reads characters
 
   An encoder-decoder embeds with its encoder.
   """
 
-  def __init__(self, model: nn.Module, mesh: Mesh, pooling: str | None):
+  def __init__(self, model: nn.Module, mesh: Mesh, pooling: str | None, vocabulary: Vocabulary | None = None):
     if pooling not in (None, *SENTENCE_POOLINGS):
       known = " or ".join(SENTENCE_POOLINGS)
       raise UserError(f"unknown pooling {pooling!r}", expected=known, nearest=nearest(pooling, SENTENCE_POOLINGS))
     if pooling == "cls" and model.batch_layout != "encoder":
       raise UserError(f"{type(model).__name__} has no [CLS] token to pool", try_="mean")
-    self.model, self.pooling = model, pooling
+    self.model, self.pooling, self._vocabulary = model, pooling, vocabulary
     self._mesh = mesh
     self._embed = MemoryCheckedFunction(self._traced, mesh)
 
@@ -51,7 +53,8 @@ class TextEmbedder:
 
   def start(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> jax.Array:
     """Starts to compute embeddings and returns them, [rows of `shape`, width], without waiting for the devices."""
-    return self._embed(params, shard_batch(_batch(self.model, self._mesh, texts, shape), self._mesh))
+    batch = with_spelling(_batch(self.model, self._mesh, texts, shape), self.model, self._vocabulary)
+    return self._embed(params, shard_batch(batch, self._mesh))
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     if self.pooling is None:

@@ -14,6 +14,7 @@ from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer, Likelihood
 from t5like.inference.rows import TEXT_FIELD, RejectedRow, Row, reject
+from t5like.vocabularies import SpelledWords
 
 if TYPE_CHECKING:  # a circular import: Model runs these jobs
   from t5like.inference.model import Model
@@ -68,7 +69,7 @@ class Limits:
     read: list[tuple[Row, list[int]] | RejectedRow] = []
     for row in rows:
       text = next(texts) if row.tokens is None else row.tokens
-      if max(text, default=0) >= model.config.vocab_size:
+      if not isinstance(model.vocabulary, SpelledWords) and max(text, default=0) >= model.config.vocab_size:
         piece = model.vocabulary.piece(max(text))
         read.append(reject(row, f"the model's embedding has no row for {piece!r}", self.field))
         continue

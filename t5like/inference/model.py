@@ -66,7 +66,7 @@ def load(
   """Loads a model.
 
   Args:
-    path: a run directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name` on the Hugging Face Hub.
+    path: a run directory, a checkpoint in it, a Hugging Face folder, `hf://org/name`, weights of ELMo or an AWD-LSTM.
     vocabulary: name or file; by default the model's own, or the one next to it.
     mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.

@@ -15,7 +15,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 
 
@@ -76,6 +76,8 @@ def prompt_form(
       before, after = template
       return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
+  if is_imported and getattr(model, "bidirectional", False):  # ELMo
+    return PromptForm(special.bos, eos, eos)
   if is_imported:
     # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text.
     return PromptForm(special.start if special.opens_texts else None, None, eos)
@@ -87,8 +89,8 @@ def prompt_form(
 
 
 def position_limit(config: TransformerConfig, taken: int = 0) -> int | None:
-  """Returns the number of learned positions; None: no limit."""
-  return config.max_positions - taken if config.positions == "learned" else None
+  """Returns the number of tokens that fit the model's positions; None: no limit."""
+  return None if config.position_limit is None else config.position_limit - taken
 
 
 def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape) -> dict[str, np.ndarray]:
@@ -106,3 +108,12 @@ def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape)
   real = (np.arange(shape.length)[None, :] < lengths[:, None]).astype(np.int32)
   batch = {"decoder_input_tokens": tokens, "decoder_segment_ids": real}
   return batch | ({"decoder_causal_attention": real} if layout == "prefix_lm" else {})
+
+
+def with_spelling(
+  batch: dict[str, np.ndarray], model: nn.Module, vocabulary: Vocabulary | None
+) -> dict[str, np.ndarray]:
+  """Adds the characters of words, [rows, length, characters], to a batch if the vocabulary has any words (ELMo)."""
+  if not isinstance(vocabulary, SpelledWords):
+    return batch
+  return batch | {"decoder_characters": vocabulary.spell(batch["decoder_input_tokens"], model.config.chars_per_word)}

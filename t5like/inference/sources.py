@@ -1,4 +1,4 @@
-"""Sources of models: model directories with checkpoints, and Hugging Face folders."""
+"""Sources of models: model directories with checkpoints, Hugging Face folders, and files of ELMo and AWD-LSTM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import flax.linen as nn
 import numpy as np
@@ -30,6 +30,7 @@ from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
+from t5like.vocabularies import SPELLED
 
 HUB = "hf://"
 _HF_CONFIG_FILES = ("config.json", "bert_config.json", "modules.json")
@@ -190,16 +191,47 @@ class TunedDirectory(RunDirectory):
 
 
 @dataclasses.dataclass(frozen=True)
-class HuggingFaceFolder:
-  """A folder with config.json and safetensors or pytorch_model.bin; its parameters are read on opening."""
+class ForeignFiles:
+  """Files of another library; parameters are read on opening."""
 
   folder: Path
   module: nn.Module
   params: Any  # numpy arrays
   model_type: str | None = None
   experiment: None = None
-  vocabulary: None = None
+  vocabulary: str | None = None
   mesh: MeshAxes = MeshAxes()
+  decoding: ClassVar[Mapping[str, Any]] = {}
+  title: ClassVar[str]
+
+  def steps(self) -> list[int]:
+    return []
+
+  def step(self, step: int | None) -> None:
+    if step is not None:
+      raise UserError(f"{self.folder} is {self.title} and has no steps", given=f"--step={step}")
+
+  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    self.step(step)
+    if average:
+      raise UserError(f"{self.folder} is {self.title} and has no moving average of parameters")
+    return self.params
+
+  def recorded_vocabulary(self, step: int | None) -> None:
+    return None
+
+  def configured_eos_ids(self) -> set[int]:
+    return set()
+
+  def task_hint(self) -> str:
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceFolder(ForeignFiles):
+  """A folder with config.json and safetensors or pytorch_model.bin."""
+
+  title = "a Hugging Face folder"
 
   @cached_property
   def decoding(self) -> Mapping[str, Any]:
@@ -207,22 +239,6 @@ class HuggingFaceFolder:
 
     layout = self.module.batch_layout
     return {} if layout == "encoder" else decoding_of(self.folder, layout == "encoder_decoder")
-
-  def steps(self) -> list[int]:
-    return []
-
-  def step(self, step: int | None) -> None:
-    if step is not None:
-      raise UserError(f"{self.folder} is a Hugging Face folder and has no steps", given=f"--step={step}")
-
-  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
-    self.step(step)
-    if average:
-      raise UserError(f"{self.folder} is a Hugging Face folder and has no moving average of parameters")
-    return self.params
-
-  def recorded_vocabulary(self, step: int | None) -> None:
-    return None
 
   def files(self, step: int | None) -> list[Path]:
     from t5like.interop.tensor_folders import WEIGHT_FILES
@@ -242,14 +258,22 @@ class HuggingFaceFolder:
           return ends
     return set()
 
-  def task_hint(self) -> str:
-    return ""
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentFiles(ForeignFiles):
+  """The published weights of ELMo (HDF5) or of an AWD-LSTM (fastai)."""
+
+  title = "a file of published weights"
+  weights: Path | None = None
+
+  def files(self, step: int | None) -> list[Path]:
+    return [self.weights]
 
 
 def open_source(
   path: str | Path, dtype: str | None = None, modules: Sequence[str] = (), base: str | None = None
 ) -> Source:
-  """Opens a model directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name`.
+  """Opens a model directory, one checkpoint in it, a Hugging Face folder, `hf://org/name`, or weights of an LSTM.
 
   `base` is for a directory of a method such as LoRA: where its base is now.
   """
@@ -266,10 +290,13 @@ def open_source(
     if storage.is_remote(folder):
       folder = storage.download_tree(folder, storage.mirror_folder(folder))
     return _open_hugging_face(folder, changes)
+  if not storage.is_remote(folder) and (found := _open_recurrent(folder, changes)):
+    return found
   raise UserError(
-    f"no model in {folder}" if folder.is_dir() else f"no such folder: {folder}",
+    f"no model in {folder}" if folder.exists() else f"no such folder: {folder}",
     found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
-    expected=f"a model directory (with {CONFIG}), a Hugging Face folder (with config.json), or hf://org/name",
+    expected=f"a model directory (with {CONFIG}), a Hugging Face folder (with config.json), hf://org/name, "
+    "a folder of ELMo (options.json, weights.hdf5), or weights of an AWD-LSTM (.pth, .safetensors)",
   )
 
 
@@ -308,6 +335,21 @@ def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceF
     names = ", ".join(unused[:_MAX_LISTED]) + (" ..." if len(unused) > _MAX_LISTED else "")
     warn(f"ignored {len(unused)} unexpected tensors in {folder}: {names}")
   return HuggingFaceFolder(transformer_folder(folder), imported.model, imported.params, imported.model_type)
+
+
+def _open_recurrent(path: Path, changes: Mapping[str, Any]) -> RecurrentFiles | None:
+  """Opens a folder of ELMo or its weights, or the weights of an AWD-LSTM; None: it is none of these."""
+  from t5like.interop.awd_lstm_files import awd_lstm_file, is_awd_lstm, load_awd_lstm
+  from t5like.interop.elmo_files import elmo_folder, elmo_weights, load_elmo
+
+  if folder := elmo_folder(path):
+    # The softmax is for training; without it, words of any kind can be embedded.
+    module, params = load_elmo(folder, has_output=False, vocab_size=1, **changes)
+    return RecurrentFiles(folder, module, params, vocabulary=SPELLED, weights=elmo_weights(folder))
+  if not is_awd_lstm(path):
+    return None
+  module, params = load_awd_lstm(path, **changes)
+  return RecurrentFiles(path.parent if path.is_file() else path, module, params, weights=awd_lstm_file(path))
 
 
 def _from_hub(name: str) -> Path:

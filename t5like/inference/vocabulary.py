@@ -63,7 +63,7 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
   raise UserError(
     f"no vocabulary for the model in {folder}",
     because="\n".join(problems) or f"no published model has {config.vocab_size:,} ids",
-    looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}, tokenizer.model",
+    looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}, tokenizer.model, itos.json",
     hint=_SPM_HINT if (folder / "spm.model").is_file() else "",
     try_=f"--vocabulary={own}" if own and storage.is_remote(own) else _TRY,
   )

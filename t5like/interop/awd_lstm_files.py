@@ -29,6 +29,12 @@ def awd_lstm_file(path: Path) -> Path | None:
   return found[0] if len(found) == 1 else None
 
 
+def is_awd_lstm(path: Path) -> bool:
+  """Whether a file, or the only weights of a folder, have the names of an AWD-LSTM."""
+  file = awd_lstm_file(path)
+  return file is not None and any(map(_LAYER.match, Tensors(file, [file]).names()))
+
+
 def load_awd_lstm(path: Path | str, **changes: Any) -> tuple[AWDLSTM, dict]:
   """Returns the model of a file, or of the only weights in a folder, and its parameters as nested numpy arrays.
 

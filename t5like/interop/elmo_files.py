@@ -20,6 +20,12 @@ _SUFFIXES = (".hdf5", ".h5")
 _GATES = (0, 2, 1, 3)  # TensorFlow stores input, cell, forget, output; ours are input, forget, cell, output
 
 
+def elmo_folder(path: Path) -> Path | None:
+  """Returns the folder of ELMo's files, given it or its weights; None: it is not one."""
+  folder = path.parent if path.is_file() and path.suffix in _SUFFIXES else path
+  return folder if is_elmo_folder(folder) else None
+
+
 def is_elmo_folder(folder: Path) -> bool:
   return _options_in(folder) is not None
 
@@ -33,7 +39,7 @@ def load_elmo(folder: Path | str, **changes: Any) -> tuple[ELMo, dict]:
   options = _options_in(folder)
   if options is None:
     raise UserError(f"no {OPTIONS} in {folder}", expected="a folder of ELMo: options.json and weights.hdf5")
-  with _opened(_weights_in(folder)) as file:
+  with _opened(elmo_weights(folder)) as file:
     has_output = "softmax" in file
     vocab_size = file["softmax/W"].shape[0] if has_output else 1
     model = ELMo(_config(read_json(options), vocab_size, has_output, options, changes))
@@ -124,7 +130,8 @@ def _options_in(folder: Path) -> Path | None:
   return found[0] if found else None
 
 
-def _weights_in(folder: Path) -> Path:
+def elmo_weights(folder: Path) -> Path:
+  """Returns the only file of weights in a folder."""
   found = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and "weights" in path.name)
   if len(found) != 1:
     raise UserError(

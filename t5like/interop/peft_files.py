@@ -62,10 +62,14 @@ class HFModule:
 
 
 def linear_modules(model: nn.Module) -> list[HFModule]:
-  """Returns the linear layers of a model's class in Hugging Face's library, without the head's."""
+  """Returns the linear layers of a model's class in Hugging Face's library, without the head's.
+
+  XLNet's attention has plain parameters there, not layers.
+  """
   found = []
   for rule in tensor_rules(model):
-    if all(path.endswith("/kernel") and not path.startswith("head/") for path in rule.ours):
+    is_dense = all(path.endswith("/kernel") and not path.startswith("head/") for path in rule.ours)
+    if is_dense and rule.theirs.endswith(".weight"):
       paths = tuple(path.removesuffix("/kernel") for path in rule.ours)
       found.append(HFModule(rule.theirs.removesuffix(".weight"), paths, not rule.transpose, rule.heads))
   return found

@@ -14,13 +14,14 @@ from t5like.kernels.attention import (
   RelativeBias,
   RelativeTerms,
   ShardedAxes,
+  Synthesized,
   alibi_slopes,
   attention,
   attention_weights,
   bias_matrix,
   choose_backend,
 )
-from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, attend, attend_and_write
+from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, StepScores, attend, attend_and_write
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
@@ -177,7 +178,9 @@ class Attention(nn.Module):
       by_distance = bias_matrix(context.bias, 1, length, offset)[0, :, 0, ::-1]  # [heads, length]
       bias = DistanceBias(by_distance, step.index)
     generated = GeneratedKV(generated, step.generated_length, step.origins, window)
-    y, generated = attend_and_write(new, generated, shared, bias, **self._cached_options(context))
+    scores = self._step_scores(new, step)
+    scores = None if scores is None else StepScores(scores, step.index)
+    y, generated = attend_and_write(new, generated, shared, bias, synthesized=scores, **self._cached_options(context))
     return self.out(y.reshape(y.shape[0], 1, -1)), generated
 
   def _project_qkv(self, x: jax.Array, step: DecodingStep) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -201,6 +204,10 @@ class Attention(nn.Module):
     query, key = map(self._split_heads, self._normalize(query, key))
     query, key = self._rotate(query, key, step.index[:, None])
     return query[:, 0], jnp.concatenate([key, self._split_heads(value)], axis=1)
+
+  def _step_scores(self, new: jax.Array | tuple[jax.Array, jax.Array], step: DecodingStep) -> Synthesized | None:
+    """Returns the scores of one token per row that are not products, if there are any."""
+    return None
 
   def _normalize(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Normalizes all queries and all keys of a token [..., heads * kv], if the model does so."""
@@ -255,7 +262,8 @@ class Attention(nn.Module):
 
   def _mix(
     self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask,
-    bias: RelativeBias | Alibi | None = None, relative: Disentangled | RelativeTerms | None = None,
+    bias: RelativeBias | Alibi | None = None,
+    relative: Disentangled | RelativeTerms | Synthesized | None = None,
   ) -> tuple[jax.Array, KeysValues | jax.Array | None]:  # fmt: skip
     """Returns the mix of values [batch, query, heads * kv], and what `_attend` returns in addition."""
     config = self.config
@@ -309,6 +317,7 @@ def describe_backend(
         dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
         has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
         packed=packed, dropout=rate > 0.0, positions=config.positions,
+        synthesized=config.synthesizer != "none" and kind != "cross",
       )  # fmt: skip
       with deterministic_kernels(deterministic):
         lines.setdefault(choose_backend(config.attention_backend, spec, platform), []).append(kind)

@@ -11,6 +11,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
 from t5like.models.modifications.experts import Experts
 from t5like.models.modifications.relative_attention import RelativeAttention
+from t5like.models.modifications.synthesizer import SynthesizerAttention
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 
@@ -55,6 +56,7 @@ class Block(nn.Module):
   def setup(self):
     config = self.config
     kind = RelativeAttention if config.positions == "transformer_xl" else Attention
+    kind = kind if config.synthesizer == "none" else SynthesizerAttention
     self.attention, self.attention_norm = kind(config), Norm(config)
     if config.positions == "relative_bias" and not config.share_relative_bias:
       self.relpos_bias = RelativeBiasTable(config)

@@ -96,7 +96,11 @@ def select_hypotheses(cache: Cache, selected: jax.Array) -> Cache:
   """Replaces hypothesis n of row b by hypothesis `selected[b, n]`, as beam search does after each step.
 
   Keys and values stay where they are; the index stays too, because all hypotheses of a row are at the same position.
+  The states of a recurrent model are moved.
   """
+  if "states" in cache:
+    rows = selected + (jnp.arange(selected.shape[0]) * selected.shape[1])[:, None]
+    return {"states": jax.tree.map(lambda x: x[rows.reshape(-1)], cache["states"])}
   if "origins" not in cache:
     return cache
   origins = cache["origins"]

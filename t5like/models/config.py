@@ -14,6 +14,16 @@ CHOICES = {
   "activation": ("relu", "gelu", "gelu_erf", "silu", "elu", "selu", "softplus", "sigmoid", "linear"),
   "norm": ("rms", "layer", "none"),
   "residual": ("plain", "rezero", "fixup"),
+  "synthesizer": (
+    "none",
+    "dense",
+    "dense_plus",
+    "dense_plus_alpha",
+    "random",
+    "random_plus",
+    "random_plus_alpha",
+    "factorized",
+  ),  # fmt: skip
   "shared_stacks": ("all", "encoder", "decoder"),
   "norm_position": ("pre", "post", "branch"),
   "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "transformer_xl", "none"),
@@ -40,6 +50,7 @@ MODIFICATIONS = (
   "shared_stacks",
   "layer_signal",
   "residual",
+  "synthesizer",
   "tie_inputs",
   "softmax_mixtures",
   "softmax_clusters",
@@ -87,6 +98,8 @@ class TransformerConfig:
   # Residual branches: "rezero": x + a f(x), a learned from 0 (Bachlechner et al. 2020); "fixup": x + a f(x + b), a from
   # 1, b from 0, f from 0 with its inner kernels initialized smaller (Zhang et al. 2019); often with norm = "none".
   residual: str = "plain"
+  # Where the scores of self-attention come from, other than or next to products: see modifications/synthesizer.py.
+  synthesizer: str = "none"
   prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
 
   # Positions.
@@ -94,7 +107,8 @@ class TransformerConfig:
   relative_buckets: int = 32
   relative_max_distance: int = 128
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
-  max_positions: int | None = None  # learned positions that a row can use; else the length that it was trained with
+  # Positions that a row can use, learned or of a Synthesizer; else the length that it was trained with.
+  max_positions: int | None = None
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   positions_per_stack: bool = False  # BART: the decoder has its own learned positions and norm of its embeddings
   rotary_base: float = 10_000.0
@@ -274,6 +288,12 @@ class TransformerConfig:
       raise _invalid("experts_per_token", self.experts_per_token, f"1 to num_experts = {self.num_experts}")
     if self.num_experts and (self.use_bias or self.expert_capacity <= 0):
       raise _invalid("num_experts", self.num_experts, "use_bias = False and expert_capacity above 0")
+    if self.synthesizer != "none":
+      if self.max_positions is None:
+        raise _invalid("max_positions", None, "the length of the longest rows, such as 512: a Synthesizer's positions")
+      if self.kv_heads != self.num_heads or self.qk_norm or self.positions in ("rotary", *RELATIVE_TERMS):
+        expected = f"neither num_kv_heads, qk_norm nor positions = {self.positions!r}"
+        raise _invalid("synthesizer", self.synthesizer, expected)
     if self.softmax_mixtures < 0:
       raise _invalid("softmax_mixtures", self.softmax_mixtures, "0 or more")
     if (self.softmax_mixtures or self.softmax_clusters) and not self.num_decoder_layers:
@@ -304,6 +324,11 @@ class TransformerConfig:
   def kv_heads(self) -> int:
     """The number of heads of keys and values."""
     return self.num_kv_heads or self.num_heads
+
+  @property
+  def position_limit(self) -> int | None:
+    """The length of the longest row; None: there is no limit."""
+    return self.max_positions if self.positions == "learned" or self.synthesizer != "none" else None
 
   @property
   def embedding_width(self) -> int:

@@ -207,8 +207,8 @@ def default_positions(tokens: jax.Array) -> jax.Array:
 
 
 def check_length(config: TransformerConfig, length: int) -> None:
-  """Raises UserError if rows are longer than the learned positions, before anything is compiled."""
-  if config.positions == "learned" and length > config.max_positions:
+  """Raises UserError if rows are longer than the model's positions, before anything is compiled."""
+  if config.position_limit is not None and length > config.position_limit:
     raise UserError(
       f"rows of {length} tokens are too long for a model with {config.max_positions} learned positions",
       field=f"TransformerConfig.max_positions = {config.max_positions}",

@@ -143,16 +143,19 @@ def _mlp_gradients(config: TransformerConfig, length: int) -> float:
 
 def _score_gradients(config: TransformerConfig, platform: str | None, encoder: int, decoder: int) -> float:
   """Returns the gradients of attention scores and softmax in float32, for backends that materialize them."""
-  pairs = [(encoder, encoder), (decoder, decoder), (decoder, encoder)]
-  written = [queries * keys for queries, keys in pairs if writes_scores(config, queries, keys, platform)]
+  kinds = [(encoder, encoder, False), (decoder, decoder, False), (decoder, encoder, True)]
+  written = [kind[0] * kind[1] for kind in kinds if writes_scores(config, *kind[:2], platform, is_cross=kind[2])]
   return 2 * 4 * config.num_heads * max(written, default=0)
 
 
-def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: str | None) -> bool:
+def writes_scores(
+  config: TransformerConfig, queries: int, keys: int, platform: str | None, is_cross: bool = False
+) -> bool:
   """Returns whether a train step's attention materializes its scores."""
   rate = config.attention_dropout
   case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
-  case = dataclasses.replace(case, positions=config.positions)
+  synthesized = config.synthesizer != "none" and not is_cross
+  case = dataclasses.replace(case, positions=config.positions, synthesized=synthesized)
   with compile_for(platform) if platform else contextlib.nullcontext():
     return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
 

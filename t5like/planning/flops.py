@@ -4,6 +4,8 @@ A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K for keys of
 a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass is
 
     self-attention    4 B L d (a + c)  +  4 B L L a    query, output, key, value; scores and mixing
+      synthesizer     without 2 B L d a each for queries and keys that it lacks, and 2 B L L a for their products;
+                      2 B L L a for dense scores; 2 L L h 16 for those of a factorized table, with h heads
       window          4 B L W a instead, where a query sees W < L keys
       disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
       transformer_xl  4 B L L a  +  4 L d a  +  4 B L a   positions of 2 L distances; their projection; segments
@@ -45,6 +47,7 @@ from t5like.models.bert import predictions_per_row
 from t5like.models.config import TransformerConfig
 from t5like.models.modifications.experts import capacity
 from t5like.models.modifications.outputs import cluster_width
+from t5like.models.modifications.synthesizer import FACTORS, has_key, has_query
 from t5like.models.recurrent import ELMoConfig, RecurrentConfig
 
 
@@ -71,6 +74,12 @@ def forward_flops_by_part(
     tokens = rows * length * layers
     seen = min(length, config.attention_window or length)
     parts[f"{stack} attention"] = 4 * tokens * d * (a + c) + 4 * tokens * seen * a
+    missing = (not has_query(config)) + (not has_key(config))
+    parts[f"{stack} attention"] -= 2 * tokens * (missing * d * a + (not has_key(config)) * seen * a)
+    if config.synthesizer.startswith("dense"):
+      parts[f"{stack} attention"] += 2 * tokens * length * a
+    if config.synthesizer == "factorized":
+      parts[f"{stack} attention"] += 2 * layers * length * length * config.num_heads * FACTORS
     if config.positions == "disentangled":
       table = 2 * config.relative_buckets * layers * bool(length)
       parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a

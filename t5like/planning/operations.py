@@ -18,6 +18,7 @@ from t5like.kernels.attention import RELATIVE_TERMS
 from t5like.models import ELECTRA, SpanBERT, XLNet
 from t5like.models.config import TransformerConfig
 from t5like.models.modifications.experts import capacity
+from t5like.models.modifications.synthesizer import has_key, has_query
 from t5like.planning.activations import predicted_positions, writes_scores
 from t5like.planning.flops import output_products, projects_back
 
@@ -136,8 +137,9 @@ def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: in
   d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
   c = config.kv_heads * config.head_dim // share.tensor
   tokens, part = share.rows * length, f"{stack} attention"
-  for width in (a, c, c):
-    yield from _product(config, share, part, tokens, d, width)
+  for width, is_present in ((a, has_query(config)), (c, has_key(config)), (c, True)):
+    if is_present:
+      yield from _product(config, share, part, tokens, d, width)
   yield from _product(config, share, part, tokens, a, d)
   is_causal = stack == "decoder" and not config.prefix_lm
   yield from _attention(config, share, part, length, length, config.positions == "relative_bias", is_causal)
@@ -192,10 +194,11 @@ def _attention(
   width = config.dtype.itemsize
   ends = share.rows / share.tensor * config.head_dim * (config.num_heads * queries + config.kv_heads * keys) * width
   again = config.remat in ("dots", "full")
-  if not writes_scores(config, queries, keys, share.platform):
+  is_cross = part == "cross-attention"
+  if not writes_scores(config, queries, keys, share.platform, is_cross):
     # Two products forward, along the keys; five backward, along the queries. Causal attention skips half of them.
     seen = 0.5 if is_causal else 1.0
-    if config.attention_window and part != "cross-attention":
+    if config.attention_window and not is_cross:
       seen = min(seen, config.attention_window / keys)
     products = 4.0 * pairs * config.head_dim * seen
     yield Operation(part, "attention", products, 2 * ends, keys * seen, count=1 + again)
@@ -203,8 +206,10 @@ def _attention(
     if has_bias:  # computed in the kernel, like its gradient; costs as much as the forward products
       yield Operation(part, "attention", products, 0, queries * seen, kernels=5)
     return
-  inner = {"scores": config.head_dim, "mixing": keys}
-  for size in inner.values():
+  products = [keys]  # mixing; then the scores
+  products += [config.head_dim] * (is_cross or has_key(config))
+  products += [config.head_dim] * (not is_cross and config.synthesizer.startswith("dense"))
+  for size in products:
     moved = ends + share.score_bytes * pairs
     yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
   if config.positions in RELATIVE_TERMS:  # for 2 keys distances; written, then shifted; DeBERTa has two such terms

@@ -2,13 +2,16 @@
 
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
-from t5like.vocabularies.catalogue import load_vocabulary, name_of, vocabulary_in, vocabulary_path
+from t5like.vocabularies.catalogue import SPELLED, load_vocabulary, name_of, vocabulary_in, vocabulary_path
 from t5like.vocabularies.copies import copied_vocabulary, copy_vocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
+from t5like.vocabularies.spelled import SpelledWords
 
 __all__ = [
+  "SPELLED",
   "ByteVocabulary",
   "SentencePieceVocabulary",
+  "SpelledWords",
   "Vocabulary",
   "copied_vocabulary",
   "copy_vocabulary",

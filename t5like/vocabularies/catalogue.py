@@ -12,6 +12,7 @@ from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import LLAMA_FILE, SentencePieceVocabulary
+from t5like.vocabularies.spelled import SpelledWords
 from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens, tokenizer_settings
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
@@ -24,6 +25,7 @@ EMBEDDED = {
   "roberta": EMBEDDED_FOLDER / "roberta.json",
 }
 BYTE = "byte"
+SPELLED = "spelled"  # any words, for a model that reads their characters
 # Known vocabularies that are not included (too large, or for license reasons), and what to download.
 NOT_INCLUDED = {
   "mt5": "spiece.model of google/mt5-small, or gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model",
@@ -36,7 +38,7 @@ NOT_INCLUDED = {
   "elmo": "elmo.txt with one word per line, of which </S>, <S> and <UNK> are the first: vocab-2016-09-10.txt of ELMo",
   "bloom": "tokenizer.json and tokenizer_config.json of bigscience/bloom-560m",
 }
-NAMES = (*EMBEDDED, BYTE, *NOT_INCLUDED)
+NAMES = (*EMBEDDED, BYTE, SPELLED, *NOT_INCLUDED)
 
 SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
@@ -155,6 +157,8 @@ def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
     extra_ids = int(number)
   if base == BYTE:
     return ByteVocabulary(extra_ids)
+  if base == SPELLED:
+    return SpelledWords()
   path = vocabulary_path(base)
   kind = _kind(path)
   if kind == "sentencepiece":
@@ -168,6 +172,8 @@ def name_of(vocabulary: Vocabulary) -> str:
   """Returns the name from which `load_vocabulary` loads this vocabulary, on a machine that has its file."""
   if isinstance(vocabulary, ByteVocabulary):
     return f"{BYTE}{_OPTION}{vocabulary.extra_ids}"
+  if isinstance(vocabulary, SpelledWords):
+    return SPELLED
   name = next((name for name, path in EMBEDDED.items() if path == vocabulary.path), str(vocabulary.path.absolute()))
   option = f"{_OPTION}{vocabulary.extra_ids}" if isinstance(vocabulary, SentencePieceVocabulary) else ""
   return f"{name}{option}"

@@ -39,6 +39,9 @@ ADDED = {
   "embeddings/untied": 2 * TABLE,
   "outputs/adaptive_softmax": D * (2500 + 2) + 192 * (D + 6000) + 48 * (D + 23628),
   "outputs/mixture_of_softmaxes": 15 * D * D + 15 * D,
+  "synthesizer/dense": 24 * (64 * 512 - D * D),
+  "synthesizer/factorized": 24 * (2 * 12 * 512 * 16 - 2 * D * D),
+  "synthesizer/random_plus_alpha": 24 * (12 * 512 * 512 + 1),
   "experts/switch": 24 * (7 * 2 * D * F + 8 * D),
 }
 
@@ -87,7 +90,7 @@ def test_fine_tuning_takes_the_steps_of_the_scale():
 def test_steps_by_hand():
   sizes = dict(vocab_size=8, embed_dim=8, mlp_dim=16, num_heads=1, num_encoder_layers=1, num_decoder_layers=1)
   steps = lambda **fields: steps_at_equal_flops(  # noqa: E731
-    10**6, TransformerConfig(**sizes | fields), 16, {"inputs": 64}, "span_corruption"
+    10**6, TransformerConfig(**sizes | fields), 16, {"inputs": 64}, "span_corruption", 1
   )
   lengths = CATALOGUE["span_corruption"].lengths(64)
   encoder, decoder = lengths.inputs, lengths.targets

@@ -22,7 +22,7 @@ class Known:
 
   def __init__(self, layout="encoder", **config):
     self.batch_layout = layout
-    known = dict(positions="relative_bias", max_positions=8, vocab_size=12, mlm_head=True)
+    known = dict(position_limit=None, vocab_size=12, mlm_head=True)
     self.config = types.SimpleNamespace(**(known | config))
 
   def apply(self, variables, given, method):
@@ -102,6 +102,6 @@ def test_sentences_are_kept_on_disk(tmp_path):
 
 
 def test_batches_are_limited_to_learned_positions():
-  assert planner(Known(positions="learned"), MESH, 4).smallest(3, 7).length == 8
+  assert planner(Known(position_limit=8), MESH, 4).smallest(3, 7).length == 8
   assert planner(Known(), MESH, 4).smallest(3, 7).rows == 4
-  assert planner(Known(positions="learned", max_positions=5), MESH, 4).smallest(1, 5).length == 5
+  assert planner(Known(position_limit=5), MESH, 4).smallest(1, 5).length == 5

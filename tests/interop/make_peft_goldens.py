@@ -1,7 +1,7 @@
 """Writes tests/data/golden/peft with Hugging Face's peft, on the small models of tests/data/golden.
 
     pip install peft transformers torch
-    python tests/interop/make_peft_goldens.py
+    python tests/interop/make_peft_goldens.py          # or some of the cases
 
 Each folder has adapter_config.json, adapter_model.safetensors with random values, and outputs.npz: inputs and logits.
 `python tests/interop/make_peft_goldens.py FOLDER BASE` loads a folder that we wrote and prints its logits as JSON.
@@ -17,6 +17,7 @@ import torch
 import transformers
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+XLNET = "peft_bases/xlnet"  # written here
 FUSED = {"fan_in_fan_out": True}
 CASES = {
   "t5_lora": ("t5_1_1", peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=2, lora_alpha=4, target_modules=["q", "v"])),
@@ -39,12 +40,26 @@ CASES = {
   "bert_lora": ("heads/BertForSequenceClassification", peft.LoraConfig(
     task_type="SEQ_CLS", r=2, target_modules=["query", "value"],
   )),
+  "xlnet_lora": (XLNET, peft.LoraConfig(
+    task_type="SEQ_CLS", r=2, target_modules=["layer_1", "layer_2"],
+    modules_to_save=["logits_proj", "sequence_summary"],
+  )),
 }  # fmt: skip
 CLASSES = {
   "t5_1_1": transformers.AutoModelForSeq2SeqLM,
   "gpt2": transformers.AutoModelForCausalLM,
   "heads/BertForSequenceClassification": transformers.AutoModelForSequenceClassification,
+  XLNET: transformers.AutoModelForSequenceClassification,
 }
+
+
+def make_xlnet() -> None:
+  torch.manual_seed(1)
+  sizes = dict(vocab_size=30, d_model=12, n_layer=2, n_head=2, d_inner=20, num_labels=3, pad_token_id=0)
+  model = transformers.XLNetForSequenceClassification(transformers.XLNetConfig(**sizes))
+  for parameter in model.parameters():
+    parameter.data += 0.2 * torch.randn_like(parameter)
+  model.save_pretrained(GOLDEN / XLNET)
 
 
 def inputs(base: str, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -79,5 +94,6 @@ if __name__ == "__main__":
     model = peft.PeftModel.from_pretrained(CLASSES[base].from_pretrained(GOLDEN / base), folder)
     print(json.dumps(logits(model, base).tolist()))
   else:
-    for case in CASES:
+    make_xlnet()
+    for case in sys.argv[1:] or CASES:
       make(case)

@@ -97,6 +97,11 @@ def test_what_peft_cannot_express_is_refused(tmp_path):
     export_peft(tmp_path, imported.model, imported.params, LoRA(also=[".*bias"]), "gpt2")
   with pytest.raises(UserError, match=r"do not belong to this model|has no LoRA"):
     import_peft(read_folder(GOLDEN / "peft" / "t5_lora"), imported.model)
+  xlnet, update = huggingface.load(GOLDEN / "peft_bases/xlnet"), np.zeros((12, 2), np.float32)
+  path = "backbone/encoder/layers_0/attention/query"
+  tuned = unflatten(flatten(xlnet.params) | {f"{path}/lora_a": update, f"{path}/lora_b": update.T})
+  with pytest.raises(UserError, match="linear layers, which .*attention/query is not"):
+    export_peft(tmp_path, xlnet.model, tuned, LoRA(rank=2), "xlnet")
   folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
   with pytest.raises(UserError, match="bias = 'all' is not supported"):
     import_peft(dataclasses.replace(folder, config={**folder.config, "bias": "all"}), imported.model)

@@ -350,7 +350,7 @@ def test_the_defaults_are_those_of_t5():
     positions_per_stack=False, start_id=None, opening_id=None, logits_bias=False,
     num_experts=0, experts_per_token=1, expert_capacity=1.25, balance_loss=0.01, router_z_loss=0.001,
     shared_stacks="all", layer_signal=False, residual="plain", tie_inputs=True, softmax_mixtures=0,
-    softmax_clusters="",
+    softmax_clusters="", synthesizer="none",
   )  # fmt: skip
   assert found == dict(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2) | expected
 

@@ -11,9 +11,12 @@ import sentencepiece
 
 from t5like import parallel
 from t5like.errors import UserError
+from t5like.finetuning.methods import LoRA
 from t5like.inference.encodings import MaskFiller
 from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
+from t5like.interop.layouts import flatten, unflatten
 from t5like.models import TransformerConfig, XLNet
+from t5like.models.tuning import merge
 from t5like.objectives import SpecialTokens
 from t5like.objectives.ragged import Ragged
 from t5like.objectives.segments import PairForm
@@ -102,6 +105,23 @@ def test_a_mesh_of_eight_devices_computes_the_same(params, axes):
     placed = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, parallel.LOGICAL_AXIS_RULES)
     found = jax.jit(jax.value_and_grad(loss))(jax.device_put(params, placed), batch)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def test_lora_starts_at_the_base_and_is_merged_into_it(params, apply):
+  """Of both streams, whose queries have other biases; keys and positions are adapted, too."""
+  tuned, batch = LoRA(targets=(".*/attention/(query|key|value|position)",), rank=2).tune(MODEL), targets(ORDER + 7)
+  shapes = flatten(nn.unbox(jax.eval_shape(tuned.init, jax.random.key(0), batch))["params"])
+  rng = np.random.default_rng(0)
+  own = {path: rng.normal(size=x.shape).astype(np.float32) for path, x in shapes.items() if "lora" in path}
+  assert len(own) == 8  # two of each matrix, which are stacked
+  base = apply(params, batch)["logits"]
+  logits = jax.jit(lambda params: tuned.apply({"params": params}, batch)["logits"])
+  started = {path: x if path.endswith("lora_a") else np.zeros_like(x) for path, x in own.items()}
+  np.testing.assert_array_equal(logits(unflatten(flatten(params) | started)), base)
+  changed = unflatten(flatten(params) | own)
+  left, merged = merge(tuned.tuning, changed)
+  assert left is None and np.abs(logits(changed) - base).max() > 0.1
+  np.testing.assert_allclose(apply(merged, batch)["logits"], logits(changed), rtol=0, atol=2e-4)
 
 
 def test_other_architectures_are_refused():

@@ -116,6 +116,12 @@ class PrefixTuning(Method):
         raise UserError(f"invalid PrefixTuning.places: {place!r}", expected=", ".join(PLACES))
 
   def sites(self, model: nn.Module) -> Sites:
+    if getattr(model.config, "synthesizer", "none") != "none":
+      raise UserError(
+        "a Synthesizer has no scores for the keys of a prefix",
+        field=f"TransformerConfig.synthesizer = {model.config.synthesizer!r}",
+        try_="LoRA, adapters or a learned prompt",
+      )
     found = {
       "encoder": [site for site in layer_sites(model, "attention") if "encoder" in site.split("/")],
       "decoder": [site for site in layer_sites(model, "attention") if "encoder" not in site.split("/")],

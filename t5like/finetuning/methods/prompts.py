@@ -84,7 +84,7 @@ class PromptTuning(Method):
       raise UserError(
         f"a prompt of {self.length} vectors is longer than a row of {tokens} tokens", try_="a shorter one"
       )
-    if config.positions == "learned" and self.length + tokens > config.max_positions:
+    if config.position_limit is not None and self.length + tokens > config.position_limit:
       raise UserError(
         f"a prompt of {self.length} vectors and {tokens} tokens exceed the model's {config.max_positions} positions",
         try_=f"--gin.LENGTHS with at most {config.max_positions - self.length} tokens",

@@ -46,7 +46,7 @@ class Embedding:
     self._model, self._head = model, head if pooling is None else None
     self.pooling = None if self._head else pooling or DEFAULT_POOLING
     self.limits = limits if self._head is None else _own_limits(model, self._head, limits)
-    self._embedder = model.runner(TextEmbedder, self.pooling)
+    self._embedder = model.runner(TextEmbedder, self.pooling, model.vocabulary)
     states = getattr(getattr(model.module, "backbone", model.module), "state_width", model.config.embed_dim)
     self.width = states if self._head is None else head.width(states)
 

@@ -20,7 +20,7 @@ from t5like.inference.encodings import planner
 from t5like.inference.generation import Generator, shard_batch
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.memory import MemoryCheckedFunction
-from t5like.inference.prompts import prompt_batch
+from t5like.inference.prompts import prompt_batch, with_spelling
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.models.stack import INSIDE
 
@@ -55,6 +55,8 @@ class LayerReader:
     _, found = self.model.apply({"params": params}, batch, method=method, mutable=[INSIDE])
     stacks = found.get(INSIDE, {})
     stacks = stacks.get("backbone", stacks)
+    if "states" in stacks:  # of a model without stacks: ELMo
+      stacks = {"decoder": stacks}
     if shared := stacks.get("shared"):  # the encoder's call is the first, the decoder's the last
       encoder = {kind: calls[:1] for kind, calls in shared.items() if kind != "cross"}
       stacks = {"encoder": encoder, "decoder": shared if len(shared["states"]) > 1 else {}}
@@ -118,7 +120,9 @@ class LookInside:
 
   def answer(self, batch: Sequence[PreparedPair], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     shape = shape or self.planner(len(batch)).smallest(len(batch), max(len(p.tokens) for p in batch))
-    inputs = prompt_batch(self._model.module.batch_layout, [p.tokens for p in batch], shape)
+    module = self._model.module
+    inputs = prompt_batch(module.batch_layout, [p.tokens for p in batch], shape)
+    inputs = with_spelling(inputs, module, self._model.vocabulary)
     decoder = self._decoder_inputs(batch)
     if decoder:
       length = decoding.bucket(max(map(len, decoder)), at_most=self._model.positions)
@@ -127,8 +131,9 @@ class LookInside:
         tokens[row, : len(ids)] = ids
       inputs["decoder_input_tokens"] = tokens
     found = self._reader(self._model.params, inputs)
-    if not found:
-      raise UserError(f"{self._model.kind} has no layers that can be looked into")
+    if not any(found.values()):
+      kind = self._model.kind
+      raise UserError(f"{kind} has no attention, or no layers of one width, to look into", try_="model.embed")
     answers = []
     for row, prepared in enumerate(batch):
       targets = decoder[row] if decoder else None

@@ -15,6 +15,7 @@ from t5like.inference.parameters.peft_prompts import write_prefix, write_prompt
 from t5like.interop.huggingface import tensor_rules
 from t5like.interop.layouts import flatten, unstack_layers
 from t5like.interop.peft_files import (
+  HFModule,
   PeftFolder,
   join_low_rank,
   linear_modules,
@@ -25,7 +26,7 @@ from t5like.interop.peft_files import (
 from t5like.models.heads import WithHead
 
 Arrays = Mapping[str, np.ndarray]
-_TASKS = {"T5": "SEQ_2_SEQ_LM", "GPT": "CAUSAL_LM", "BERT": None}
+_TASKS = {"T5": "SEQ_2_SEQ_LM", "GPT": "CAUSAL_LM"}
 _HEAD_TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tagging": "TOKEN_CLS", "spans": "QUESTION_ANS"}
 
 
@@ -66,7 +67,7 @@ def export_peft(target: Path, model: nn.Module, params: Any, method: Method, bas
 def _task(model: nn.Module) -> str | None:
   if isinstance(model, WithHead):
     return _HEAD_TASKS.get(model.head.form)
-  return _TASKS[type(model).__name__]
+  return _TASKS.get(type(model).__name__)
 
 
 def _lora(model: nn.Module, flat: Arrays, method: LoRA) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -75,7 +76,7 @@ def _lora(model: nn.Module, flat: Arrays, method: LoRA) -> tuple[dict[str, Any],
     if matrix.is_table:
       raise UserError("LoRA of the embedding is not exported to peft", try_="convert merge")
     scales |= dict.fromkeys([matrix.path, *_numbered(matrix.path, matrix.layers)], scale)
-  modules, tensors, ranks, alphas = linear_modules(model), {}, {}, {}
+  modules, tensors, ranks, alphas = _modules(model, flat, "lora_a"), {}, {}, {}
   for module in modules:
     factors = [_factors(flat, path) for path in module.ours]
     if not any(factors):
@@ -116,7 +117,7 @@ def _ia3(model: nn.Module, flat: Arrays, method: IA3) -> tuple[dict[str, Any], d
     for path in (site, *_numbered(site, model.config.num_encoder_layers + model.config.num_decoder_layers))
     if extension.before
   }
-  modules, tensors, feedforward = linear_modules(model), {}, []
+  modules, tensors, feedforward = _modules(model, flat, "ia3"), {}, []
   for module in modules:
     vectors = [flat.get(f"{path}/ia3") for path in module.ours]
     if all(vector is None for vector in vectors):
@@ -134,6 +135,19 @@ def _ia3(model: nn.Module, flat: Arrays, method: IA3) -> tuple[dict[str, Any], d
     "fan_in_fan_out": any(module.fan_in_fan_out for module in modules),
     "init_ia3_weights": True,
   }, tensors  # fmt: skip
+
+
+def _modules(model: nn.Module, flat: Arrays, name: str) -> list[HFModule]:
+  """Returns the linear layers of Hugging Face's class; raises UserError if a layer with `name` is not one of them."""
+  modules = linear_modules(model)
+  known = {path for module in modules for path in module.ours}
+  tuned = [path.removesuffix(f"/{name}") for path in flat if path.endswith(f"/{name}")]
+  if others := [path for path in tuned if path not in known]:
+    raise UserError(
+      f"peft adapts linear layers, which {others[0]} is not in Hugging Face's class",
+      try_="convert merge; or train other targets: --gin.LoRA.targets=\"['.*/mlp/wi', '.*/mlp/wo']\"",
+    )
+  return modules
 
 
 def _factors(flat: Arrays, path: str) -> tuple[np.ndarray, np.ndarray] | None:

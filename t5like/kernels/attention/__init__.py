@@ -15,6 +15,7 @@ from t5like.errors import UserError, nearest
 from t5like.kernels.attention.disentangled import Disentangled
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, alibi_slopes, bias_matrix, relative_buckets
+from t5like.kernels.attention.synthesized import Synthesized
 from t5like.kernels.attention.transformer_xl import RelativeTerms
 from t5like.kernels.attention.xla import attention_weights, xla_attention
 from t5like.kernels.dropout import AttentionDropout
@@ -27,9 +28,9 @@ from t5like.kernels.platform import (
 )
 
 __all__ = [
-  "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "RelativeTerms", "ShardedAxes", "alibi_slopes",
-  "attention", "attention_weights", "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix",
-  "relative_buckets",
+  "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "RelativeTerms", "ShardedAxes", "Synthesized",
+  "alibi_slopes", "attention", "attention_weights", "bias_matrix", "check_backend", "choose_backend", "compile_for",
+  "mask_matrix", "relative_buckets",
 ]  # fmt: skip
 
 Axes = str | tuple[str, ...] | None
@@ -57,13 +58,14 @@ class AttentionSpec:
   dropout: bool = False
   cached: bool = False  # a decoding step: queries start at an offset
   positions: str | None = None  # "disentangled" or "transformer_xl": scores have terms of positions
+  synthesized: bool = False  # scores do not come from products alone
   learned_keys: bool = False  # keys and values that are parameters precede the others
 
 
 UNSHARDED = ShardedAxes()
 # Kinds of positions that add terms to the scores: TransformerConfig.positions, and their names in messages.
 RELATIVE_TERMS = {"disentangled": "disentangled", "transformer_xl": "Transformer-XL"}
-_TERMS = {type(None): None, Disentangled: "disentangled", RelativeTerms: "transformer_xl"}
+_TERMS = {type(None): None, Disentangled: "disentangled", RelativeTerms: "transformer_xl", Synthesized: None}
 
 
 def attention(
@@ -80,7 +82,7 @@ def attention(
   backend: str = "auto",
   axes: ShardedAxes = UNSHARDED,
   prefix: jax.Array | None = None,  # [2, tokens, kv_heads, kv]
-  relative: Disentangled | RelativeTerms | None = None,
+  relative: Disentangled | RelativeTerms | Synthesized | None = None,
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Computes attention; the softmax is in float32 for any input dtype.
 
@@ -98,7 +100,7 @@ def attention(
     packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
     learned_keys=prefix is not None,
-    positions=_TERMS[type(relative)],
+    positions=_TERMS[type(relative)], synthesized=isinstance(relative, Synthesized),
   )  # fmt: skip
   name, _ = choose_backend(backend, spec)
   dropout = None
@@ -239,6 +241,8 @@ def _unsupported_reason(name: str, spec: AttentionSpec) -> str | None:
     return "a decoding step reads a KV cache"
   if spec.positions in RELATIVE_TERMS:
     return f"fused attention has no {RELATIVE_TERMS[spec.positions]} positions"
+  if spec.synthesized:
+    return "fused attention has no synthesized scores"
   if spec.learned_keys:
     return "fused attention has no learned prefix"
   if spec.dropout and name == "cudnn":

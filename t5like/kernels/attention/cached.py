@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention.masks import static
+from t5like.kernels.attention.synthesized import Synthesized
 from t5like.kernels.gpu.cached_attention import attend_per_row
 from t5like.kernels.gpu.hypotheses import attend_per_batch_row
 
@@ -44,6 +45,15 @@ class GeneratedKV:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class StepScores:
+  """A Synthesizer's scores of the new token for the tokens at all positions."""
+
+  scores: Synthesized  # [rows, heads, positions]
+  index: jax.Array  # [rows]: the new token's position, counted from the first shared key
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class DistanceBias:
   """A bias that depends on the distance from the query back to the key."""
 
@@ -62,18 +72,20 @@ def attend_and_write(
   kernel: bool | None = None,
   interpret: bool = False,
   prefix: jax.Array | None = None,  # [2, tokens, kv_heads, kv]: learned keys and values, without bias
+  synthesized: StepScores | None = None,  # for as many heads of keys as of queries
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the shared part, the generated part and the token itself: softmax(scale * q k^T + bias) v in float32.
 
   Returns the result [rows, heads, kv] and the generated keys and values with the token's (in place inside a loop).
   `kernel=None` uses a fused kernel if this machine supports it.
   """
-  if prefix is None and (has_kernel() if kernel is None else kernel):
+  if prefix is None and synthesized is None and (has_kernel() if kernel is None else kernel):
     return _fused(_joined(new), generated, shared, bias, scale, interpret)
   query, keys_values = new if isinstance(new, tuple) else (new[:, 0], new[:, 1:])
   written = keys_values[:, :, :, None].astype(generated.keys_values.dtype)  # [rows, 2, kv_heads, 1, kv]
   written = jax.lax.dynamic_update_slice_in_dim(generated.keys_values, written, generated.position, axis=3)
-  return _plain(query, dataclasses.replace(generated, keys_values=written), shared, bias, scale, prefix), written
+  generated = dataclasses.replace(generated, keys_values=written)
+  return _plain(query, generated, shared, bias, scale, prefix, synthesized), written
 
 
 def attend(
@@ -98,7 +110,7 @@ def has_kernel() -> bool:
 
 def _plain(
   query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float,
-  prefix: jax.Array | None,
+  prefix: jax.Array | None, synthesized: StepScores | None = None,
 ) -> jax.Array:  # fmt: skip
   """Attends with plain products; in the equations, n and m are hypotheses, h heads of keys, g those of queries that
   read one, and k keys."""
@@ -112,6 +124,8 @@ def _plain(
   if shared is not None:
     length = shared.valid.shape[1]
     s = scale * _product("bnhgd,bhkd->bnhgk", split, shared.keys_values[:, 0])
+    if synthesized is not None:
+      s = _with_synthesized(s, synthesized, jnp.zeros((1,), jnp.int32))
     if bias is not None:
       back = bias.index.reshape(batch, -1, 1) - jnp.arange(length)[None, None, :]
       s = s + jnp.einsum("hbnk->bnhk", _bias_at(bias.by_distance, back)).reshape(s.shape)
@@ -120,6 +134,8 @@ def _plain(
     # To attend to what all hypotheses of the row have written, and mask the others, is cheaper than to gather.
     written = generated.keys_values.reshape(batch, -1, *generated.keys_values.shape[1:])
     s = scale * _product("bnhgd,bmhkd->bnhgmk", split, written[:, :, 0])
+    if synthesized is not None:
+      s = _with_synthesized(s, synthesized, synthesized.index - generated.position)
     if bias is not None:
       by_key = _bias_at(bias.by_distance, generated.position - jnp.arange(s.shape[-1]))  # [heads, key]
       s = s + by_key.reshape(1, 1, *s.shape[2:4], 1, -1)
@@ -134,6 +150,18 @@ def _plain(
     weights = weights[..., -scores[-1].shape[-1] :].reshape(s.shape)
     out = out + _product("bnhgmk,bmhkd->bnhgd", weights, written[:, :, 1])
   return out.astype(query.dtype).reshape(query.shape)
+
+
+def _with_synthesized(products: jax.Array, given: StepScores, first: jax.Array) -> jax.Array:
+  """Returns scores of the shape of `products`, [batch, n, heads, 1, (m,) key]; the first key is at a position.
+
+  Where scores replace products, XLA does not compute them. Positions after the last are those of masked keys.
+  """
+  scores = given.scores.scores
+  at = jnp.clip(first[:, None, None] + jnp.arange(products.shape[-1])[None, None, :], 0, scores.shape[2] - 1)
+  scores = jnp.take_along_axis(scores, at, axis=2)  # [rows, heads, key]
+  shape = (*products.shape[:3], *(1,) * (products.ndim - 4), products.shape[-1])
+  return jnp.broadcast_to(given.scores.mixed(products, scores.reshape(shape)), products.shape)
 
 
 def _own(generated: GeneratedKV, hypotheses: int, length: int) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from t5like.kernels.attention.disentangled import Disentangled, disentangled_scores
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance, bias_matrix, skew
+from t5like.kernels.attention.synthesized import Synthesized
 from t5like.kernels.attention.transformer_xl import RelativeTerms, relative_scores
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import target_platform
@@ -27,7 +28,7 @@ _BLOCK = 512  # queries
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
   dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
-  relative: Disentangled | RelativeTerms | None = None,
+  relative: Disentangled | RelativeTerms | Synthesized | None = None,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
@@ -45,12 +46,15 @@ def xla_attention(
 def attention_weights(
   query: jax.Array, key: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
   query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
-  relative: Disentangled | RelativeTerms | None = None,
+  relative: Disentangled | RelativeTerms | Synthesized | None = None,
 ) -> jax.Array:  # fmt: skip
   """Returns the softmax of scores, [batch, heads, query, key] float32; the keys of a prefix come first."""
   lengths = query.shape[1], key.shape[1]
-  scores = scale * _scores("bkhd", query, key)
-  if isinstance(relative, Disentangled):
+  replaced = isinstance(relative, Synthesized) and relative.replaces
+  scores = None if replaced else scale * _scores("bkhd", query, key)
+  if isinstance(relative, Synthesized):
+    scores = relative.mixed(scores, jnp.broadcast_to(relative.scores, (len(query), *relative.scores.shape[1:])))
+  elif isinstance(relative, Disentangled):
     scores = scores + scale * disentangled_scores(query, key, relative)
   elif relative is not None:
     scores = scores + scale * relative_scores(relative)

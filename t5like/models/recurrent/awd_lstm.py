@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from t5like.errors import UserError
 from t5like.kernels.dropout import dropout
 from t5like.models.auxiliary import Auxiliary
+from t5like.models.cache import last_tokens
 from t5like.models.embedder import Embedder
+from t5like.models.gpt import prompt_lengths
 from t5like.models.layers import add_bias
 from t5like.models.recurrent.config import AWDLSTMConfig
 from t5like.models.recurrent.lstm import LSTM, LSTMState
@@ -57,13 +59,16 @@ class LSTMStack(nn.Module):
     self.input_dropout = VariationalDropout(config.input_dropout)
     self.hidden_dropout = [VariationalDropout(config.hidden_dropout) for _ in widths[1:]]
 
-  def __call__(self, x: jax.Array, carry: Carry | None, deterministic: bool) -> tuple[jax.Array, Carry]:
+  def __call__(
+    self, x: jax.Array, carry: Carry | None, deterministic: bool, valid: jax.Array | None = None
+  ) -> tuple[jax.Array, Carry]:
+    """Returns the last layer's outputs, and the states of all layers after the last position or the last valid one."""
     x, after = self.input_dropout(x, deterministic), []
     for number, layer in enumerate(self.layers):
       if number:
         x = self.hidden_dropout[number - 1](x, deterministic)
       state = layer.zero_state(x.shape[0]) if carry is None else carry[number]
-      x, state = layer(x, state, deterministic=deterministic)
+      x, state = layer(x, state, valid, deterministic)
       after.append(state)
     return x, tuple(after)
 
@@ -132,14 +137,38 @@ class AWDLSTM(Tunable):
       )
     return self._read(batch["decoder_input_tokens"], None, deterministic)[0]
 
-  def _read(self, tokens: jax.Array, carry: Carry | None, deterministic: bool) -> tuple[jax.Array, Carry]:
+  def _read(
+    self, tokens: jax.Array, carry: Carry | None, deterministic: bool = True, valid: jax.Array | None = None
+  ) -> tuple[jax.Array, Carry]:
     x = self.token_embedder(tokens, deterministic=True)
     x = self.word_dropout(x, tokens, self.config.vocab_size, deterministic)
-    return self.decoder(x, carry, deterministic)
+    return self.decoder(x, carry, deterministic, valid)
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
     return add_bias(self.token_embedder.attend(hidden), self.output_bias)
+
+  # Decoding: the states of the layers, {"states": [rows, width]}, take the place of a KV cache.
+
+  def decoder_prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the prompts [batch, length], padded on the right, and their lengths [batch]."""
+    return batch["decoder_input_tokens"], prompt_lengths(batch)
+
+  def first_tokens(self, batch: Batch) -> jax.Array:
+    """Returns the input [batch] of the first `decode_step`: the last token of each prompt."""
+    return last_tokens(*self.decoder_prompt(batch))
+
+  def start_decoding(self, batch: Batch, max_decode_length: int, hypotheses: int = 1) -> dict[str, Carry]:
+    """Reads all tokens of the prompts but the last; states are repeated for the `hypotheses` of a row."""
+    prompts, lengths = self.decoder_prompt(batch)
+    before = jnp.arange(prompts.shape[1])[None, :] < lengths[:, None] - 1
+    _, states = self._read(prompts, None, valid=before)
+    return {"states": jax.tree.map(lambda x: jnp.repeat(x, hypotheses, axis=0), states)}
+
+  def decode_step(self, tokens: jax.Array, cache: dict[str, Carry]) -> tuple[jax.Array, dict[str, Carry]]:
+    """Feeds tokens [rows]; returns the logits [rows, vocab] of the next tokens and the states after them."""
+    outputs, states = self._read(tokens[:, None], cache["states"])
+    return self.project(outputs[:, 0]), {"states": states}
 
 
 def _weights(batch: Batch) -> jax.Array:

@@ -33,12 +33,14 @@ class RecurrentConfig:
   embedding_dim: ClassVar[int | None] = None
   embedding_norm: ClassVar[bool] = False
   max_positions: ClassVar[int | None] = None
+  position_limit: ClassVar[int | None] = None
   num_token_types: ClassVar[int] = 0
   opening_id: ClassVar[int | None] = None
   padding_id: ClassVar[int] = 0
   pooler: ClassVar[bool] = False
   positions: ClassVar[str] = "none"
   positions_per_stack: ClassVar[bool] = False
+  remat: ClassVar[str] = "none"
   residual: ClassVar[str] = "plain"
   scale_embeddings: ClassVar[bool] = False
   scale_logits: ClassVar[bool] = False

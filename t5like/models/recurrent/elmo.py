@@ -16,6 +16,7 @@ from t5like.models.recurrent.characters import CharacterTable
 from t5like.models.recurrent.config import ELMoConfig
 from t5like.models.recurrent.lstm import LSTM, LSTMState, uniform
 from t5like.models.recurrent.streams import continued
+from t5like.models.stack import INSIDE
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
@@ -86,7 +87,7 @@ class Direction(nn.Module):
 
 
 class ELMo(Tunable):
-  """A biLM. Batches have word ids, which `characters` spells; or characters themselves (`layers_of`).
+  """A biLM. Batches have word ids, which `characters` spells, or characters themselves: `decoder_characters`.
 
   As a language model, it predicts every word from those before it, and from those after it; the losses are added. In
   training, the state of the forward direction is carried from batch to batch; the backward direction, which would
@@ -155,7 +156,10 @@ class ELMo(Tunable):
     tokens = batch["decoder_input_tokens"]
     segments = batch.get("decoder_segment_ids")
     lengths = jnp.full(tokens.shape[:1], tokens.shape[1]) if segments is None else jnp.sum(segments > 0, axis=1)
-    layers, _ = self.layers_of(self._spell(tokens), lengths, deterministic=deterministic)
+    characters = batch["decoder_characters"] if "decoder_characters" in batch else self._spell(tokens)
+    layers, _ = self.layers_of(characters, lengths, deterministic=deterministic)
+    if self.is_mutable_collection(INSIDE) and not self.is_initializing():
+      self.sow(INSIDE, "states", layers)
     return layers if all_layers else layers[-1]
 
   def layers_of(
