@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from t5like.ablations.benchmarks import FinetuningMixture
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
 from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches
@@ -16,9 +17,10 @@ def build_caches(planner: Planner) -> None:
   """Tokenizes the corpus and the tasks unless their caches exist."""
   splits = list(planner.corpus_files) or ["train", "validation"]
   wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
-  for lengths in _distinct_lengths(planner):
-    opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
-    wanted += [(opened[split], task, split) for task, split in planner.task_splits()]
+  for mixture in planner.mixtures:
+    for lengths in _distinct_lengths(planner, mixture):
+      opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
+      wanted += [(opened[split], task, split) for task, split in _splits(mixture)]
   missing = []
   for caches, task, split in wanted:
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
@@ -43,22 +45,23 @@ def build_caches(planner: Planner) -> None:
 def cached_sizes(planner: Planner) -> dict[str, int]:
   """Returns the number of training examples of each tokenized task."""
   sizes: dict[str, int] = {}
-  for lengths in _distinct_lengths(planner)[:1]:
-    caches = _task_caches(planner, lengths, "train")
-    for task, split in planner.task_splits():
-      members = caches.open(task, split) if split == "train" else None
-      if members:
-        sizes[task] = sum(member.cache.examples for member in members)
+  for mixture in planner.mixtures:
+    for lengths in _distinct_lengths(planner, mixture)[:1]:
+      caches = _task_caches(planner, lengths, "train")
+      for task, split in _splits(mixture):
+        members = caches.open(task, split) if split == "train" else None
+        if members:
+          sizes[task] = sum(member.cache.examples for member in members)
   return sizes
 
 
-def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
-  """Returns the distinct LENGTHS with which recipes train on the tasks: cached tokens depend on them."""
+def _distinct_lengths(planner: Planner, mixture: FinetuningMixture) -> list[dict[str, int]]:
+  """Returns the distinct LENGTHS with which recipes train on a mixture: cached tokens depend on them."""
   found: list[dict[str, int]] = []
   failed: list[Exception] = []  # an invalid recipe fails later as a run, which records the error
   for recipe in planner.settings.recipes:
     try:
-      lengths = planner.task_lengths(recipe)
+      lengths = planner.task_lengths(recipe, mixture)
     except Exception as error:
       failed.append(error)
       continue
@@ -66,6 +69,11 @@ def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
   if failed and not found:
     raise failed[0]
   return found
+
+
+def _splits(mixture: FinetuningMixture) -> list[tuple[str, str]]:
+  """Returns the tasks and splits whose token caches fine-tuning needs."""
+  return [*((task, "train") for task in mixture.trained), *((task, "validation") for task in mixture.evaluated)]
 
 
 def _corpus_caches(planner: Planner) -> TokenCaches:

@@ -117,14 +117,17 @@ def job_cost(job: TrainJob) -> Cost:
   from t5like.vocabularies import load_vocabulary
 
   experiment = job_experiment(job)
-  (phase,) = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
-  tokens = phase.batch_size * row_tokens(experiment.model, phase.lengths)
+  phases = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
+  steps, left = [], experiment.steps
+  for phase in phases:
+    steps.append(min(phase.steps or left, left))
+    left -= steps[-1]
+  tokens = sum(n * p.batch_size * row_tokens(experiment.model, p.lengths) for n, p in zip(steps, phases, strict=True))
   device, devices = _devices(job.model_dir)
   attempts = goodput.read_attempts(job.model_dir / goodput.FILE)
   seconds = sum(_active_seconds(attempt) * attempt.get("device_share", 1.0) for attempt in attempts)
-  flops = phase_flops(experiment.model, phase.batch_size, phase.lengths)
-  steps = experiment.steps
-  return Cost(device, devices, seconds * devices, float(flops) * steps, tokens * steps)
+  flops = sum(n * phase_flops(experiment.model, p.batch_size, p.lengths) for n, p in zip(steps, phases, strict=True))
+  return Cost(device, devices, seconds * devices, float(flops), tokens)
 
 
 def _active_seconds(attempt: Mapping[str, Any]) -> float:
