@@ -30,6 +30,11 @@ class FinetuningMixture:
   trained: tuple[str, ...]
   evaluated: tuple[str, ...]
 
+  @property
+  def spans(self) -> bool:
+    """Whether a head predicts answer spans, in longer rows than those of other heads."""
+    return self.trained[0].endswith("_spans")
+
 
 def parse_mixture(name: str) -> FinetuningMixture:
   """Parses the name of a task, a benchmark, or several of them joined by +."""

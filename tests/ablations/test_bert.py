@@ -21,6 +21,7 @@ from t5like.ablations.report.conclusions import check_conclusions
 from t5like.ablations.report.data import read_sweep
 from t5like.ablations.report.examples import examples
 from t5like.ablations.report.text import evidence_text
+from t5like.ablations.sweep.collect import steps_by_phase
 from t5like.ablations.sweep.plan import plan_sweep
 from t5like.ablations.sweep.results import read_results, write_json, write_result
 from t5like.ablations.sweep.settings import SweepSettings
@@ -137,6 +138,11 @@ def test_jobs_take_epochs_of_small_tasks_and_the_steps_of_the_scale(tmp_path):
   assert runs[0].shape == runs[3].shape != runs[1].shape  # seeds can train together, other objectives cannot
   assert parse_head_task("toy_spans").trained == ("toy_spans",)
   assert parse_head_task("squad").trained == ("squad_spans",)
+
+
+def test_the_cost_of_two_phases_counts_the_steps_of_each():
+  assert steps_by_phase([900_000, None], 10**6) == [900_000, 100_000]
+  assert steps_by_phase([900_000, None], 500) == [500, 0]  # a run that was cut short
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ _TASKS = {
   "squad_f1": TaskColumn("SQuAD F1", "squad", "f1"),
   "snli": TaskColumn("SNLI", "snli"),
   "rte": TaskColumn("RTE", "rte"),
+  "cola": TaskColumn("CoLA", "cola", "matthews_corrcoef"),
+  "stsb": TaskColumn("STS-B", "stsb", "pearson_corrcoef"),
+  "qqp": TaskColumn("QQP", "qqp"),
 }
 PERPLEXITY = "perplexity"  # of held-out text, after pre-training
 LOWER_IS_BETTER = frozenset({PERPLEXITY})

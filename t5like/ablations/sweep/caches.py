@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5like.ablations.benchmarks import FinetuningMixture
@@ -17,10 +17,10 @@ def build_caches(planner: Planner) -> None:
   """Tokenizes the corpus and the tasks unless their caches exist."""
   splits = list(planner.corpus_files) or ["train", "validation"]
   wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
-  for mixture in planner.mixtures:
-    for lengths in _distinct_lengths(planner, mixture):
+  for mixtures in _by_lengths(planner):
+    for lengths in _distinct_lengths(planner, mixtures[0].spans):
       opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
-      wanted += [(opened[split], task, split) for task, split in _splits(mixture)]
+      wanted += [(opened[split], task, split) for task, split in _splits(mixtures)]
   missing = []
   for caches, task, split in wanted:
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
@@ -45,23 +45,29 @@ def build_caches(planner: Planner) -> None:
 def cached_sizes(planner: Planner) -> dict[str, int]:
   """Returns the number of training examples of each tokenized task."""
   sizes: dict[str, int] = {}
-  for mixture in planner.mixtures:
-    for lengths in _distinct_lengths(planner, mixture)[:1]:
+  for mixtures in _by_lengths(planner):
+    for lengths in _distinct_lengths(planner, mixtures[0].spans)[:1]:
       caches = _task_caches(planner, lengths, "train")
-      for task, split in _splits(mixture):
+      for task, split in _splits(mixtures):
         members = caches.open(task, split) if split == "train" else None
         if members:
           sizes[task] = sum(member.cache.examples for member in members)
   return sizes
 
 
-def _distinct_lengths(planner: Planner, mixture: FinetuningMixture) -> list[dict[str, int]]:
-  """Returns the distinct LENGTHS with which recipes train on a mixture: cached tokens depend on them."""
+def _by_lengths(planner: Planner) -> list[list[FinetuningMixture]]:
+  """Returns the mixtures in groups whose rows have the same lengths: those with and without answer spans."""
+  groups = ([mixture for mixture in planner.mixtures if mixture.spans == spans] for spans in (False, True))
+  return [group for group in groups if group]
+
+
+def _distinct_lengths(planner: Planner, spans: bool) -> list[dict[str, int]]:
+  """Returns the distinct LENGTHS with which recipes train on tasks: cached tokens depend on them."""
   found: list[dict[str, int]] = []
   failed: list[Exception] = []  # an invalid recipe fails later as a run, which records the error
   for recipe in planner.settings.recipes:
     try:
-      lengths = planner.task_lengths(recipe, mixture)
+      lengths = planner.task_lengths(recipe, spans)
     except Exception as error:
       failed.append(error)
       continue
@@ -71,9 +77,10 @@ def _distinct_lengths(planner: Planner, mixture: FinetuningMixture) -> list[dict
   return found
 
 
-def _splits(mixture: FinetuningMixture) -> list[tuple[str, str]]:
+def _splits(mixtures: Sequence[FinetuningMixture]) -> list[tuple[str, str]]:
   """Returns the tasks and splits whose token caches fine-tuning needs."""
-  return [*((task, "train") for task in mixture.trained), *((task, "validation") for task in mixture.evaluated)]
+  train = [(task, "train") for mixture in mixtures for task in mixture.trained]
+  return list(dict.fromkeys([*train, *((task, "validation") for mixture in mixtures for task in mixture.evaluated)]))
 
 
 def _corpus_caches(planner: Planner) -> TokenCaches:

@@ -150,11 +150,12 @@ class Planner:
     """The vocabulary that all recipes share at this scale."""
     return self.experiment(self.settings.recipes[0]).vocabulary
 
-  def task_lengths(self, recipe: str, mixture: FinetuningMixture) -> dict[str, int]:
-    """Returns LENGTHS of the job in which a recipe trains on labeled tasks."""
+  def task_lengths(self, recipe: str, spans: bool) -> dict[str, int]:
+    """Returns LENGTHS of the jobs in which a recipe trains on labeled tasks."""
     if recipe in RECIPES and RECIPES[recipe].mixing:
       return dict(self.experiment(recipe).lengths)
-    overrides = [("TASK", mixture.trained[0]), *self._head_overrides(mixture, examples=1)]
+    task = [("TASK", "unused_spans" if spans else "unused_classification")] if self.settings.heads else []
+    overrides = [*task, *self._head_overrides(spans, examples=1)]
     return dict(self.experiment(recipe, [_finetune_file(self.settings)], overrides).lengths)
 
   def _shape(self, name: str) -> Any:
@@ -206,19 +207,17 @@ class Planner:
     scale, steps = self.scale, self.scale.finetune_steps
     if self.settings.heads:
       examples = sizes.get(mixture.trained[0]) or _size(mixture.name, sizes)
-      overrides += self._head_overrides(mixture, examples)
+      overrides += self._head_overrides(mixture.spans, examples)
       steps = steps_of_epochs(examples, scale.finetune_batch_size, scale.finetune_epochs, at_most=steps)
     files = [_finetune_file(self.settings)]
     return self._job(recipe, seed, mixture.name, files, overrides, steps, mixture.evaluated)
 
-  def _head_overrides(self, mixture: FinetuningMixture, examples: int) -> list[tuple[str, str]]:
+  def _head_overrides(self, spans: bool, examples: int) -> list[tuple[str, str]]:
     """Returns the settings of a task that is fine-tuned with a head; the rows of spans are longer."""
     if not self.settings.heads:
       return []
-    overrides = [("EXAMPLES", str(examples))]
-    if mixture.trained[0].endswith("_spans"):
-      overrides.append(("LENGTHS", _gin_text(self.scale.finetune_span_lengths)))
-    return overrides
+    lengths = [("LENGTHS", _gin_text(self.scale.finetune_span_lengths))] if spans else []
+    return [("EXAMPLES", str(examples)), *lengths]
 
   def _job(
     self,
