@@ -325,7 +325,7 @@ TABLES: dict[int | str, Table] = {
     ),
     Table(
       "bert6",
-      "BERT's sizes: layers, width, heads (the paper's)",
+      "BERT's sizes (rows are named by the paper's)",
       tuple(
         TableRow(
           "{} layers, {:,} wide, {} heads".format(*sizes), recipe, dict(zip(bert.SIZE_COLUMNS, scores, strict=True))

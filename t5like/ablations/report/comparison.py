@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from t5like.ablations.benchmarks import OTHER
-from t5like.ablations.report.columns import LOWER_IS_BETTER, column_score
+from t5like.ablations.report.columns import LOWER_IS_BETTER, PERPLEXITY, column_score
 from t5like.ablations.report.data import ReportData
 from t5like.ablations.report.measures import Measure, measure_all
 from t5like.ablations.report.pairing import fit_pairs
@@ -124,7 +124,10 @@ def compare(data: ReportData) -> TableComparison:
   for result in data.results:
     by_recipe.setdefault(result.recipe, []).append(result)
   spreads = {
-    group: fit_pairs({recipe: _seeds(runs, group) for recipe, runs in by_recipe.items()}).spread for group in groups
+    group: fit_pairs(
+      {recipe: _seeds(runs, group) for recipe, runs in by_recipe.items() if _comparable(recipe, group, data)}
+    ).spread
+    for group in groups
   }
   listed = _all_tables(data, by_recipe)
   tables = [_compare_table(table, data, by_recipe, spreads) for table in listed]
@@ -137,6 +140,12 @@ def _columns(data: ReportData) -> list[str]:
   named = dict.fromkeys(column for table in data.tables for column in (*table.groups, *table.more_groups))
   of_t5 = [*GROUPS, OTHER]
   return of_t5 if set(named) <= set(of_t5) else list(named)
+
+
+def _comparable(recipe: str, column: str, data: ReportData) -> bool:
+  """Whether a recipe counts in a column: perplexities of different objectives are not comparable."""
+  rows = [table for table in data.tables if recipe in table.recipes]
+  return column != PERPLEXITY or any(column in table.groups for table in rows)
 
 
 def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:

@@ -115,7 +115,8 @@ def _rankings(comparison: TableComparison) -> str:
   below = '<th scope="col" class="first">Spearman</th><th scope="col">Kendall</th><th scope="col">n</th>'
   listed = [(f"Table {table.number}", table.correlations) for table in comparison.tables if table.number]
   rows = []
-  for heading, found in [*listed, ("All recipes", comparison.correlations)]:
+  overall = [("All recipes", comparison.correlations)] if any(comparison.correlations.values()) else []
+  for heading, found in [*listed, *overall]:
     cells = [f'<th scope="row">{_escaped(heading)}</th>']
     for group in comparison.groups:
       one = found.get(group)

@@ -82,7 +82,7 @@ def _missing(comparison: TableComparison) -> list[str]:
 
 
 def _findings(comparison: TableComparison) -> list[str]:
-  found = (_clear_differences(comparison), _ties(comparison), _reversed_rankings(comparison))
+  found = (_clear_differences(comparison), _ties(comparison), _signs(comparison), _reversed_rankings(comparison))
   return [line for line in found if line]
 
 
@@ -135,7 +135,7 @@ def _ties(comparison: TableComparison) -> str:
   tied, differing = 0, []
   for table, row, group in _compared(comparison):
     cell = row.cells[group]
-    if cell.in_spreads is None or beyond_band(cell.paper_in_spreads):
+    if cell.in_spreads is None or cell.paper_spread is None or beyond_band(cell.paper_in_spreads):
       continue
     tied += 1
     if beyond_band(cell.in_spreads):
@@ -146,6 +146,20 @@ def _ties(comparison: TableComparison) -> str:
     return ""
   text = f"Of {_count(tied, 'difference')} within the paper's band, {tied - len(differing)} are within ours"
   return text + (f"; outside: {_some(differing)}." if differing else ".")
+
+
+def _signs(comparison: TableComparison) -> str:
+  """Compares with papers that have no standard deviations, so that their differences may be clear or not."""
+  cells = [row.cells[group] for _, row, group in _compared(comparison) if row.cells[group].paper_spread is None]
+  if not cells:
+    return ""
+  same = [cell.difference * cell.paper_difference > 0 for cell in cells]
+  clear = [beyond_band(cell.in_spreads) for cell in cells]
+  both = sum(a and b for a, b in zip(same, clear, strict=True))
+  return (
+    f"Of {_count(len(cells), 'difference')} from the baseline in papers without standard deviations, ours have the "
+    f"same sign in {sum(same)}, {both} of them beyond our band; {sum(clear) - both} of the others are beyond it."
+  )
 
 
 def _cautions(comparison: TableComparison) -> list[str]:

@@ -134,8 +134,8 @@ def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str
 
 ORDER_NOTE = (
   "Spearman's rank correlation with the paper's column and a 95% bootstrap interval over paired seeds; then how many "
-  "of the paper's clear differences (pairs of rows more than two of its standard deviations apart) have the same "
-  "direction, and how many are clearly reversed."
+  "of the paper's clear differences (pairs of rows more than two of its standard deviations apart, or all pairs if it "
+  "has none) have the same direction, and how many are clearly reversed."
 )
 
 
