@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from t5like.errors import UserError
+from t5like.experiments.experiment import HEAD_TASKS
 from t5like.tasks.metrics.benchmarks import short_name
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE
 
@@ -29,6 +30,11 @@ class FinetuningMixture:
   trained: tuple[str, ...]
   evaluated: tuple[str, ...]
 
+  @property
+  def spans(self) -> bool:
+    """Whether a head predicts answer spans, in longer rows than those of other heads."""
+    return self.trained[0].endswith("_spans")
+
 
 def parse_mixture(name: str) -> FinetuningMixture:
   """Parses the name of a task, a benchmark, or several of them joined by +."""
@@ -38,6 +44,17 @@ def parse_mixture(name: str) -> FinetuningMixture:
   trained = tuple(dict.fromkeys(task for part in parts for task in BENCHMARKS.get(part, (part,))))
   evaluated = tuple(task for each in trained for task in _EVALUATED.get(each, (each,)))
   return FinetuningMixture(name, trained, evaluated)
+
+
+def parse_head_task(name: str) -> FinetuningMixture:
+  """Parses the name of a task that is fine-tuned with a head: squad, or the task with labels, squad_spans."""
+  if not name or "+" in name or name in BENCHMARKS:
+    raise UserError(f"invalid task name: {name!r}", expected="one task for each head, such as glue_sst2 or squad")
+  usual = "_spans" if name.startswith("squad") else "_classification"
+  form = next((form for form in HEAD_TASKS if name.endswith(form)), usual)
+  base = name.removesuffix(form)
+  evaluated = tuple(f"{half}{form}" for half in _EVALUATED.get(base, (base,)))
+  return FinetuningMixture(name, (f"{base}{form}",), evaluated)
 
 
 def group_of(task: str) -> str:

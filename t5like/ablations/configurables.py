@@ -31,6 +31,16 @@ class Scale:
   finetune_eval_period: int
   finetune_eval_examples: int
   finetune_learning_rate: float
+  # With heads:
+  finetune_epochs: float = 0.0  # at most this many, and at most finetune_steps
+  finetune_span_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of rows with spans
+
+
+def head_width(width: int, heads: int) -> int:
+  """Returns the width of an attention head."""
+  if width % heads:
+    raise UserError(f"a width of {width} cannot be divided into {heads} heads", try_="another WIDTH or HEADS")
+  return width // heads
 
 
 def half_of(number: int) -> int:
@@ -78,5 +88,5 @@ def steps_at_equal_flops(
 
 gin.external_configurable(Scale, "scale")
 gin.external_configurable(Suite, "suite")
-for _function in (half_of, tokens_for_repeats, mixed_tasks, sum_of, steps_at_equal_flops):
+for _function in (head_width, half_of, tokens_for_repeats, mixed_tasks, sum_of, steps_at_equal_flops):
   gin.external_configurable(_function, _function.__name__)

@@ -1,7 +1,8 @@
 """The tables that the ablations reproduce, as data.
 
 They are of the T5 paper (Raffel et al. 2019, arXiv 1910.10683); "bart1" is Table 1 of the BART paper (Lewis et al.
-2019, arXiv 1910.13461), "narang" Table 1 of Narang et al. 2021.
+2019, arXiv 1910.13461), "bert5" and "bert6" are Tables 5 and 6 of the BERT paper (bert.py), "narang" is Table 1 of
+Narang et al. 2021.
 
 A recipe defines what is trained: an architecture, an objective, its data and how tasks are mixed. A row of a table
 names a recipe and the paper's scores for it. Tables share recipes, and a shared recipe is trained once.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from t5like.ablations import narang
+from t5like.ablations import bert, narang
+from t5like.ablations.benchmarks import OTHER
 from t5like.errors import UserError, nearest
 
 # The columns: averages over GLUE and SuperGLUE, CNN/DailyMail's ROUGE-2, SQuAD's exact match.
@@ -43,6 +45,11 @@ class Recipe:
   @property
   def gin_file(self) -> str:
     return f"ablations/recipes/{self.name}.gin"
+
+  @property
+  def heads(self) -> bool:
+    """Whether it is fine-tuned with a head on each task, as BERT, rather than text to text."""
+    return self.architecture.startswith("bert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +105,10 @@ class Table:
   number: int | str  # in the T5 paper; a name for tables of other papers
   title: str
   rows: tuple[TableRow, ...]
-  groups: tuple[str, ...] = GROUPS
+  groups: tuple[str, ...] = GROUPS  # the paper's columns: see columns.py
   baseline: str = BASELINE_RECIPE  # the recipe that others are compared with
+  paper: str = "the T5 paper"
+  more_groups: tuple[str, ...] = (OTHER,)  # columns that the paper does not have, shown if they were run
 
   @property
   def deviations(self) -> dict[str, float]:
@@ -146,6 +155,11 @@ _BART = {
 }
 
 
+def _bert_recipes() -> Iterable[Recipe]:
+  for name in dict.fromkeys([*bert.PRETRAINING_TASKS, *bert.SIZES]):
+    yield Recipe(*name.split("/"))
+
+
 def language_modeling(architecture: str) -> str:
   """Returns the paper's "LM" objective of an architecture: prefix LM for models that read a prefix (section 3.2.3)."""
   return "lm" if architecture == "lm" else "prefix_lm"
@@ -171,6 +185,7 @@ def _recipes() -> Iterable[Recipe]:
     yield dataclasses.replace(_BASELINE, variation=variation, finetuning=True)  # another FINETUNE_TRAINABLE
   for objective in _BART:
     yield Recipe(_ENCODER_DECODER, objective)
+  yield from _bert_recipes()
   for variation in ("", *narang.ROWS):
     yield dataclasses.replace(_VANILLA, variation=variation)
 
@@ -294,6 +309,33 @@ TABLES: dict[int | str, Table] = {
       ),
       ("glue", "squad"),
       _ED + "bart",
+      "the BART paper",
+    ),
+    Table(
+      "bert5",
+      "BERT's pre-training tasks",
+      tuple(
+        TableRow(name, recipe, dict(zip(bert.TASK_COLUMNS, scores, strict=True)))
+        for recipe, (name, scores) in bert.PRETRAINING_TASKS.items()
+      ),
+      bert.TASK_COLUMNS,
+      bert.BASE,
+      "the BERT paper",
+      bert.MORE_COLUMNS,
+    ),
+    Table(
+      "bert6",
+      "BERT's sizes (rows are named by the paper's)",
+      tuple(
+        TableRow(
+          "{} layers, {:,} wide, {} heads".format(*sizes), recipe, dict(zip(bert.SIZE_COLUMNS, scores, strict=True))
+        )
+        for recipe, (sizes, scores) in bert.SIZES.items()
+      ),
+      bert.SIZE_COLUMNS,
+      bert.BASE,
+      "the BERT paper",
+      (*bert.MORE_COLUMNS, "squad_f1"),
     ),
     Table(
       "narang",
@@ -307,6 +349,7 @@ TABLES: dict[int | str, Table] = {
       ),
       ("superglue",),
       _VANILLA.name,
+      "Narang et al.",
     ),
   )
 }

@@ -1,4 +1,4 @@
-"""Reproduce tables of the T5 paper: pre-train every row, fine-tune it, score it, compare with the paper.
+"""Reproduce tables of the papers of T5, BERT and BART: pre-train every row, fine-tune it, score it, compare.
 
   t5like ablate --table=7 --scale=smoke --sweep_dir=/tmp/sweep
   t5like ablate --table=7 --scale=mini --corpus=text.train.jsonl --validation_corpus=text.validation.jsonl \\
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     action="append",
     default=[],
     metavar="N",
-    help="2, 4, 5, 6, 7, 9, 10 or 11 of T5, bart1, or narang",
+    help="2, 4, 5, 6, 7, 9, 10 or 11 of T5, bart1, bert5, bert6, or narang",
   )
   group.add_argument("--rows", action="append", default=[], help="only this row or recipe; may be repeated")
   group.add_argument(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import gin
 
 
-def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0) -> int:
+def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0, at_most: int | None = None) -> int:
   """Returns the number of steps in which `examples` are read `epochs` times, at least one."""
-  return max(round(examples * epochs / batch_size), 1)
+  steps = max(round(examples * epochs / batch_size), 1)
+  return steps if at_most is None else min(steps, at_most)
 
 
 def share_of(number: int, share: float) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from t5like.ablations.benchmarks import OTHER
+from t5like.ablations.report.columns import LOWER_IS_BETTER, PERPLEXITY, column_score
 from t5like.ablations.report.data import ReportData
 from t5like.ablations.report.measures import Measure, measure_all
 from t5like.ablations.report.pairing import fit_pairs
@@ -29,7 +30,6 @@ from t5like.ablations.tables import (
   TableRow,
 )
 
-GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "other tasks"}
 OTHER_RECIPES = 0  # the number of the table of recipes that are not in the paper
 
 
@@ -45,6 +45,7 @@ class Cell:
   paper_spread: float | None = None
   tie: bool = False
   paper_tie: bool = False
+  lower_is_better: bool = False
 
   @property
   def mean(self) -> float | None:
@@ -95,6 +96,8 @@ class ComparedTable:
   groups: list[str]  # those that were run
   not_run: list[str]
   correlations: dict[str, RankCorrelation | None]  # by group: our ranking of the rows against the paper's
+  baseline: str = BASELINE_RECIPE
+  paper: str = ""
 
   @property
   def own_rows(self) -> list[ComparedRow]:
@@ -116,17 +119,33 @@ class TableComparison:
 
 
 def compare(data: ReportData) -> TableComparison:
-  groups = [group for group in GROUP_NAMES if any(group in result.scores for result in data.results)]
+  groups = [g for g in _columns(data) if any(column_score(result, g) is not None for result in data.results)]
   by_recipe: dict[str, list[Result]] = {}
   for result in data.results:
     by_recipe.setdefault(result.recipe, []).append(result)
   spreads = {
-    group: fit_pairs({recipe: _seeds(runs, group) for recipe, runs in by_recipe.items()}).spread for group in groups
+    group: fit_pairs(
+      {recipe: _seeds(runs, group) for recipe, runs in by_recipe.items() if _comparable(recipe, group, data)}
+    ).spread
+    for group in groups
   }
   listed = _all_tables(data, by_recipe)
   tables = [_compare_table(table, data, by_recipe, spreads) for table in listed]
   measures = measure_all(data.results, [table for table in listed if table.number])
   return TableComparison(data, tables, spreads, groups, _overall(tables, groups), measures)
+
+
+def _columns(data: ReportData) -> list[str]:
+  """Returns the columns of the requested tables: all of the T5 paper's, or those of BERT's tables."""
+  named = dict.fromkeys(column for table in data.tables for column in (*table.groups, *table.more_groups))
+  of_t5 = [*GROUPS, OTHER]
+  return of_t5 if set(named) <= set(of_t5) else list(named)
+
+
+def _comparable(recipe: str, column: str, data: ReportData) -> bool:
+  """Whether a recipe counts in a column: perplexities of different objectives are not comparable."""
+  rows = [table for table in data.tables if recipe in table.recipes]
+  return column != PERPLEXITY or any(column in table.groups for table in rows)
 
 
 def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:
@@ -145,26 +164,32 @@ def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> 
     if recipe not in shown
   )
   if {row.recipe for row in others} - {BASELINE_RECIPE}:  # the baseline alone needs no table
-    tables.append(Table(OTHER_RECIPES, "Recipes that are not in the paper's tables", others))
+    like = next((table for table in data.tables if not set(table.groups) <= set(GROUPS)), Table(0, "", ()))
+    title = "Recipes that are not in the paper's tables"
+    tables.append(dataclasses.replace(like, number=OTHER_RECIPES, title=title, rows=others))
   return tables
 
 
 def _compare_table(
   table: Table, data: ReportData, by_recipe: Mapping[str, list[Result]], spreads: Mapping[str, Spread | None]
 ) -> ComparedTable:
-  all_groups = [*table.groups, *(group for group in spreads if group not in GROUPS)]  # the paper's, and others run
+  more = [group for group in table.more_groups if group in spreads]
+  all_groups = [*table.groups, *more]  # the paper's, and others that were run
   groups = [group for group in all_groups if group in spreads]
   listed = list(table.rows)
   has_baseline = any(row.recipe == table.baseline for row in listed)
   if not has_baseline:
-    listed.append(TableRow("Baseline (of Table 1)", table.baseline, table.baseline_scores))
+    name = "Baseline (of Table 1)" if table.baseline == BASELINE_RECIPE else "Baseline"
+    listed.append(TableRow(name, table.baseline, table.baseline_scores))
   ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in all_groups}
   ties, paper_ties = {}, {}
   for group in all_groups:
     means = {row.recipe: mean(list(ours[group][row.recipe].values())) for row in table.rows if ours[group][row.recipe]}
     spread = spreads.get(group)
+    sign = -1.0 if group in LOWER_IS_BETTER else 1.0
+    means = {recipe: sign * value for recipe, value in means.items()}
     ties[group] = ties_with_best(means, spread.deviation) if spread and len(means) > 1 else set()
-    published = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
+    published = {row.recipe: sign * row.paper[group] for row in table.rows if row.paper.get(group) is not None}
     paper_ties[group] = ties_with_best(published, table.deviations.get(group, 0.0))
 
   def cell(row: TableRow, group: str) -> Cell:
@@ -178,6 +203,7 @@ def _compare_table(
       paper_spread=table.deviations.get(group),
       tie=row.recipe in ties[group],
       paper_tie=row.recipe in paper_ties[group],
+      lower_is_better=group in LOWER_IS_BETTER,
     )
 
   rows = []
@@ -200,11 +226,12 @@ def _compare_table(
   own = [row for row in rows if not row.reference]
   correlations = {group: _correlation([row.cells[group] for row in own]) for group in groups}
   not_run = [group for group in all_groups if group not in groups]
-  return ComparedTable(table.number, table.title, rows, groups, not_run, correlations)
+  return ComparedTable(table.number, table.title, rows, groups, not_run, correlations, table.baseline, table.paper)
 
 
 def _seeds(results: Sequence[Result], group: str) -> dict[int, float]:
-  return {result.seed: result.scores[group] for result in results if group in result.scores}
+  scores = {result.seed: column_score(result, group) for result in results}
+  return {seed: score for seed, score in scores.items() if score is not None}
 
 
 def _correlation(cells: Sequence[Cell]) -> RankCorrelation | None:

@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from t5like.ablations import bert
+from t5like.ablations.benchmarks import OTHER
 from t5like.ablations.report.comparison import Cell, ComparedTable, TableComparison
 from t5like.ablations.report.pairing import seeds_to_decide
 from t5like.ablations.report.statistics import TIE_DEVIATIONS
-from t5like.ablations.tables import ADAPTERS, ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modeling
+from t5like.ablations.tables import ADAPTERS, ARCHITECTURES, BASELINE_RECIPE, TABLES, language_modeling
 
 Verdict = Literal["reproduced", "partly reproduced", "undecided", "not reproduced", "not run"]
 _ROUNDING = 1e-9
@@ -28,6 +30,7 @@ class Conclusion:
   above: tuple[tuple[str, str], ...] = ()
   not_below: tuple[tuple[str, str], ...] = ()
   tied: tuple[str, ...] = ()
+  groups: tuple[str, ...] = ()  # that it is about; (): all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,8 @@ def _all_below(worst: str, table: int | str) -> tuple[tuple[str, str], ...]:
   return tuple((recipe, worst) for recipe in TABLES[table].recipes if recipe != worst)
 
 
+_LARGER = tuple((larger, smaller) for smaller, larger in itertools.pairwise(bert.SIZES))
+
 CONCLUSIONS = (
   Conclusion(
     2,
@@ -156,6 +161,21 @@ CONCLUSIONS = (
     "Left-to-right language modeling is worse on SQuAD than masking, deleting or infilling",
     above=tuple((_ED + f"bart_{better}", "lm/lm") for better in ("text_infilling", "token_masking", "token_deletion")),
   ),
+  Conclusion(
+    "bert5",
+    "Next-sentence prediction helps on QNLI, MNLI and SQuAD (SNLI where MNLI was not run)",
+    above=((bert.BASE, bert.NO_NSP),),
+    groups=("qnli", "mnli_matched", "snli", "squad_f1"),
+  ),
+  Conclusion(
+    "bert5",
+    "A left-to-right model is worse than a masked one on all tasks",
+    above=((bert.NO_NSP, bert.LEFT_TO_RIGHT),),
+  ),
+  Conclusion("bert6", "Larger models are better, in each step of size", above=_LARGER),
+  Conclusion(
+    "bert6", "Larger models are better even on small tasks: MRPC (or RTE)", above=_LARGER, groups=("mrpc", "rte")
+  ),
 )
 
 
@@ -178,12 +198,13 @@ def _evidence(conclusion: Conclusion, table: ComparedTable) -> list[PairEvidence
   """Returns our differences between the rows that a conclusion compares, in the paper's groups that were run."""
   cells, found = {row.recipe: row.cells for row in table.own_rows}, []
   pairs = [*conclusion.above, *conclusion.not_below, *itertools.combinations(conclusion.tied, 2)]
-  for group in (group for group in table.groups if group in GROUPS):
+  for group in _groups(conclusion, table.groups):
     for better, worse in pairs:
       high, low = cells[better][group], cells[worse][group]
       if high.mean is None or low.mean is None:
         continue
-      difference, spread, band = high.mean - low.mean, high.spread, _band(high, paper=False)
+      difference = _score(high, paper=False) - _score(low, paper=False)
+      spread, band = high.spread, _band(high, paper=False)
       error = spread * math.sqrt(1 / len(high.seeds) + 1 / len(low.seeds)) if spread else None
       seeds = seeds_to_decide(difference, spread) if spread else 0
       clear = band is not None and abs(difference) > band
@@ -195,7 +216,7 @@ def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:
   """Counts comparisons: the paper's over all groups, ours over those that were run."""
   cells = {row.recipe: row.cells for row in table.own_rows}
   counts = []
-  for group in (group for group in (*table.groups, *table.not_run) if group in GROUPS):
+  for group in _groups(conclusion, (*table.groups, *table.not_run)):
     for better, worse in conclusion.above:
       counts.append(_above(cells[better][group], cells[worse][group], paper))
     for better, worse in conclusion.not_below:
@@ -206,8 +227,15 @@ def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:
   return Count(*(sum(getattr(c, f.name) for c in known) for f in dataclasses.fields(Count)))
 
 
+def _groups(conclusion: Conclusion, groups: Sequence[str]) -> list[str]:
+  """Returns the groups that a conclusion is about; tasks of the user's do not count."""
+  return [group for group in groups if group != OTHER and (not conclusion.groups or group in conclusion.groups)]
+
+
 def _score(cell: Cell, paper: bool) -> float | None:
-  return cell.paper if paper else cell.mean
+  """Returns a score of which more is better."""
+  score = cell.paper if paper else cell.mean
+  return -score if cell.lower_is_better and score is not None else score
 
 
 def _band(cell: Cell, paper: bool) -> float | None:

@@ -22,7 +22,7 @@ TEXT = (
 )
 _OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # random replacements
 _SENTINELS = tuple(f"<{letter}>" for letter in "XYZABCDEFGHIJKLNOPQRSTUVW")
-_MASK = "<M>"
+_MASK, _CLS, _SEP = "<M>", "[CLS]", "[SEP]"
 _SEED = 26  # chosen so that the noise is illustrative
 
 
@@ -39,7 +39,7 @@ class _Words:
 
   def __init__(self, text: str):
     words = list(dict.fromkeys([*text.split(), *_OTHER_WORDS]))
-    self.words = ["", "</s>", *words, _MASK, *reversed(_SENTINELS)]
+    self.words = ["", "</s>", *words, _MASK, _CLS, _SEP, *reversed(_SENTINELS)]
     self._ids = {word: number for number, word in enumerate(self.words)}
     size = len(self.words)
     self.special = SpecialTokens(
@@ -48,6 +48,8 @@ class _Words:
       eos=1,
       sentinels=tuple(range(size - 1, size - 1 - len(_SENTINELS), -1)),
       mask=self._ids[_MASK],
+      cls=self._ids[_CLS],
+      sep=self._ids[_SEP],
       others=frozenset({self._ids[_MASK]}),
       sentence_ends=(self._ids["."],) if "." in self._ids else (),
     )
@@ -60,13 +62,17 @@ class _Words:
 
 
 def show(objective: Objective, text: str = TEXT, seed: int = _SEED) -> tuple[str, str]:
-  """Returns inputs and targets of an objective for encoder-decoders and decoders."""
+  """Returns inputs and targets of an objective; those of an encoder are the words to predict."""
   words = _Words(text)
-  row = words.rows(text)
+  row, other = words.rows(text), words.rows(" ".join(_OTHER_WORDS))
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # too few sentinels for much longer rows
-    pairs = objective(Rows(row.tokens, row.lengths, row), Draws.of(seed, 0, np.zeros(1, int)), words.special)
-  return words.text(pairs.inputs), words.text(pairs.targets)
+    made = objective(Rows(row.tokens, row.lengths, other), Draws.of(seed, 0, np.zeros(1, int)), words.special)
+  if objective.makes == "pairs":
+    return words.text(made.inputs), words.text(made.targets)
+  predicted = " ".join(words.words[token] for token in made.targets[0][made.weights[0] > 0])
+  follows = "" if made.labels is None else f" | {'not next' if made.labels[0] else 'next'}"
+  return words.text(made.inputs), predicted + follows
 
 
 def examples(recipes: Iterable[str], recorded: Mapping[str, Mapping[str, str]] | None = None) -> list[Example]:
@@ -96,7 +102,7 @@ def recorded_example(objective: Objective | None) -> dict[str, str] | None:
 
 
 def _shown(objective: Objective | None) -> tuple[str, str] | None:
-  if objective is None or objective.makes != "pairs":
+  if objective is None or objective.makes not in ("pairs", "masked"):
     return None
   try:
     return show(objective)

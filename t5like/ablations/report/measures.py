@@ -8,15 +8,17 @@ tasks after standardizing each, in which a task with a wide range of scores coun
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from t5like.ablations.benchmarks import OTHER, group_of
+from t5like.ablations.report.columns import GROUP_NAMES, column_score
 from t5like.ablations.report.pairing import PairedFit, Scores, fit_pairs, spearman_interval
 from t5like.ablations.report.statistics import TIE_DEVIATIONS, RankCorrelation, mean, rank_correlation
 from t5like.ablations.sweep.results import Result
-from t5like.ablations.tables import STANDARD_DEVIATION, Table
+from t5like.ablations.tables import GROUPS, STANDARD_DEVIATION, Table
 from t5like.tasks.metrics.benchmarks import task_score
 
 ALL = 0  # the number of the row for all recipes
@@ -53,13 +55,15 @@ def measure_all(results: Sequence[Result], tables: Sequence[Table]) -> list[Meas
     ("GLUE mean", "glue", lambda r: r.scores.get("glue")),
     ("GLUE and NLI, standardized", "glue", lambda r: standardized.get((r.recipe, r.seed))),
   ]
+  columns = dict.fromkeys(column for table in tables for column in table.groups if column not in GROUPS)
+  known += [(GROUP_NAMES[column], column, functools.partial(column_score, column=column)) for column in columns]
   measures = []
   for name, group, value in known:
     scores: dict[str, dict[int, float]] = {}
     for result in results:
       if (found := value(result)) is not None:
         scores.setdefault(result.recipe, {})[result.seed] = found
-    if scores:
+    if scores and any(group in row.paper for table in tables for row in table.rows):
       measures.append(Measure(name, group, scores, _agreements(scores, group, tables)))
   return measures
 
@@ -89,7 +93,7 @@ def _agreements(scores: Scores, group: str, tables: Sequence[Table]) -> dict[int
     found[table.number] = agreement({r: p for r, p in rows.items() if r in scores}, scores, fit, band)
     if isinstance(table.number, int):  # scores of other papers are on another scale
       overall = rows | overall  # the first table's score: the paper has two for one recipe
-  band = TIE_DEVIATIONS * STANDARD_DEVIATION[group]
+  band = TIE_DEVIATIONS * STANDARD_DEVIATION.get(group, 0.0)
   found[ALL] = agreement({r: p for r, p in overall.items() if r in scores}, scores, fit, band)
   return found
 

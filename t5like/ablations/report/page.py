@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from t5like.ablations.report.columns import GROUP_NAMES
 from t5like.ablations.report.comparison import (
-  GROUP_NAMES,
   Cell,
   ComparedRow,
   ComparedTable,
@@ -40,8 +40,8 @@ _SIGNS = {"reproduced": "✓", "partly reproduced": "≈", "undecided": "?", "no
 
 
 def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
-  title = f"T5 ablations at {comparison.data.scale} scale"
-  sections = [("summary", "Summary", _summary(comparison, summarize(comparison)))]
+  summary = summarize(comparison)
+  sections = [("summary", "Summary", _summary(comparison, summary))]
   sections += [(f"table-{table.number}", table.heading, _table_section(table)) for table in comparison.tables]
   sections += [
     ("objectives", "Examples of the objectives", _examples(comparison)),
@@ -58,7 +58,7 @@ def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   )
   # The content security policy in the page's head enforces it: nothing is fetched, nothing runs.
   skeleton, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.css"))
-  return string.Template(skeleton).substitute(title=_escaped(title), style=style, links=links, sections=body)
+  return string.Template(skeleton).substitute(title=_escaped(summary.title), style=style, links=links, sections=body)
 
 
 def _link(heading: str) -> str:
@@ -115,7 +115,8 @@ def _rankings(comparison: TableComparison) -> str:
   below = '<th scope="col" class="first">Spearman</th><th scope="col">Kendall</th><th scope="col">n</th>'
   listed = [(f"Table {table.number}", table.correlations) for table in comparison.tables if table.number]
   rows = []
-  for heading, found in [*listed, ("All recipes", comparison.correlations)]:
+  overall = [("All recipes", comparison.correlations)] if any(comparison.correlations.values()) else []
+  for heading, found in [*listed, *overall]:
     cells = [f'<th scope="row">{_escaped(heading)}</th>']
     for group in comparison.groups:
       one = found.get(group)
@@ -307,8 +308,8 @@ def _method(comparison: TableComparison) -> str:
   facts = [
     "Our standard deviations are those of the residuals of recipe and seed effects, over all recipes with two or more "
     "seeds: a seed reads the same data in all recipes. "
-    f"{'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten runs of its "
-    "baseline.",
+    f"{'; '.join(spreads) or 'None could be computed'}. The T5 paper's are those of ten runs of its baseline; other "
+    "papers have none.",
     "A tie is a score within two standard deviations of the best in its column, as in the paper. The standard "
     "deviation is that of one run; a mean of several seeds varies less, so the band is conservative.",
     f"Versions of t5like: {', '.join(sorted({r.version for r in data.results}))}. Runs finished from "

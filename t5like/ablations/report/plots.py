@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable
+from t5like.ablations.report.columns import GROUP_NAMES
+from t5like.ablations.report.comparison import Cell, ComparedRow, ComparedTable
 from t5like.ablations.report.statistics import TIE_DEVIATIONS, mean
 from t5like.ablations.sweep.results import Result
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from t5like.ablations.report.comparison import GROUP_NAMES, ComparedRow, ComparedTable, TableComparison, beyond_band
+from t5like.ablations.report.columns import GROUP_NAMES
+from t5like.ablations.report.comparison import ComparedRow, ComparedTable, TableComparison, beyond_band
 from t5like.ablations.report.conclusions import CheckedConclusion, check_conclusions
 from t5like.ablations.report.plots import number, pretty
 from t5like.ablations.report.statistics import RankCorrelation
-from t5like.ablations.tables import BASELINE_RECIPE
+from t5like.ablations.tables import TABLES
 
 _NAMED = 6  # items of a long list that are printed
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
+  title: str
   scope: str  # what was run
   missing: list[str]
   findings: list[str]
@@ -25,6 +27,7 @@ class Summary:
 
 def summarize(comparison: TableComparison) -> Summary:
   return Summary(
+    _title(comparison),
     _scope(comparison),
     _missing(comparison),
     _findings(comparison),
@@ -33,14 +36,24 @@ def summarize(comparison: TableComparison) -> Summary:
   )
 
 
+def _title(comparison: TableComparison) -> str:
+  papers = {table.paper for table in comparison.data.tables}
+  which = "BERT" if papers == {TABLES["bert5"].paper} else "T5"
+  return f"{which} ablations at {comparison.data.scale} scale"
+
+
 def _scope(comparison: TableComparison) -> str:
   data = comparison.data
   recipes = {result.recipe for result in data.results}
   groups = _joined(GROUP_NAMES[group] for group in comparison.groups) or "no task"
   tasks = sorted({task for result in data.results for task in result.tasks})
   scored = f"scored on {groups}" + (f" ({', '.join(tasks)})" if tasks else "")
-  numbers = [str(table.number) for table in comparison.tables if table.number]
-  what = f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of the T5 paper" if numbers else "Custom recipes"
+  papers: dict[str, list[str]] = {}
+  for table in comparison.tables:
+    if table.number:
+      papers.setdefault(table.paper, []).append(str(table.number))
+  named = [f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of {paper}" for paper, numbers in papers.items()]
+  what = _joined(named) or "Custom recipes"
   runs = _count(len(data.results), "finished run")
   return f"{what} at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
 
@@ -69,7 +82,7 @@ def _missing(comparison: TableComparison) -> list[str]:
 
 
 def _findings(comparison: TableComparison) -> list[str]:
-  found = (_clear_differences(comparison), _ties(comparison), _reversed_rankings(comparison))
+  found = (_clear_differences(comparison), _ties(comparison), _signs(comparison), _reversed_rankings(comparison))
   return [line for line in found if line]
 
 
@@ -122,7 +135,7 @@ def _ties(comparison: TableComparison) -> str:
   tied, differing = 0, []
   for table, row, group in _compared(comparison):
     cell = row.cells[group]
-    if cell.in_spreads is None or beyond_band(cell.paper_in_spreads):
+    if cell.in_spreads is None or cell.paper_spread is None or beyond_band(cell.paper_in_spreads):
       continue
     tied += 1
     if beyond_band(cell.in_spreads):
@@ -135,6 +148,20 @@ def _ties(comparison: TableComparison) -> str:
   return text + (f"; outside: {_some(differing)}." if differing else ".")
 
 
+def _signs(comparison: TableComparison) -> str:
+  """Compares with papers that have no standard deviations, so that their differences may be clear or not."""
+  cells = [row.cells[group] for _, row, group in _compared(comparison) if row.cells[group].paper_spread is None]
+  if not cells:
+    return ""
+  same = [cell.difference * cell.paper_difference > 0 for cell in cells]
+  clear = [beyond_band(cell.in_spreads) for cell in cells]
+  both = sum(a and b for a, b in zip(same, clear, strict=True))
+  return (
+    f"Of {_count(len(cells), 'difference')} from the baseline in papers without standard deviations, ours have the "
+    f"same sign in {sum(same)}, {both} of them beyond our band; {sum(clear) - both} of the others are beyond it."
+  )
+
+
 def _cautions(comparison: TableComparison) -> list[str]:
   lines = []
   if comparison.data.scale != "paper":
@@ -142,8 +169,10 @@ def _cautions(comparison: TableComparison) -> list[str]:
       f"At {comparison.data.scale} scale models are smaller and trained for fewer steps than the paper's: compare "
       "rankings and differences, not absolute scores."
     )
-  if not any(result.recipe == BASELINE_RECIPE for result in comparison.data.results):
-    lines.append(f"The baseline ({BASELINE_RECIPE}) was not run: no differences can be computed.")
+  run = {result.recipe for result in comparison.data.results}
+  for baseline in dict.fromkeys(table.baseline for table in comparison.tables):
+    if baseline not in run:
+      lines.append(f"The baseline ({baseline}) was not run: no differences can be computed.")
   for group, spread in comparison.spreads.items():
     name = GROUP_NAMES[group]
     if spread is None:

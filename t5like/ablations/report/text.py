@@ -6,8 +6,9 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, TableComparison
-from t5like.ablations.report.conclusions import MOST_SEEDS, CheckedConclusion
+from t5like.ablations.report.columns import GROUP_NAMES, LOWER_IS_BETTER
+from t5like.ablations.report.comparison import Cell, ComparedRow, ComparedTable, TableComparison
+from t5like.ablations.report.conclusions import MOST_SEEDS, CheckedConclusion, PairEvidence
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.measures import ALL, OrderAgreement
 from t5like.ablations.report.plots import MISSING, number, pretty
@@ -40,14 +41,19 @@ def conclusion_text(checked: CheckedConclusion) -> str:
 
 
 def evidence_text(checked: CheckedConclusion) -> str:
-  """Describes the largest and the smallest of our differences, better minus worse by the paper."""
+  """Describes the largest and the smallest of our differences, positive if in the direction of the paper."""
   pairs = sorted(checked.evidence, key=lambda pair: pair.difference)
   shown = dict.fromkeys([pairs[-1], pairs[0]]) if pairs else {}
   return "; ".join(
-    f"{GROUP_NAMES[pair.group]}: {pair.better} minus {pair.worse} {number(pair.difference, signed=True)}"
+    f"{GROUP_NAMES[pair.group]}: {_subtraction(pair)} {number(pair.difference, signed=True)}"
     + ("" if pair.error is None else f" (standard error {pair.error:.2f})")
     for pair in shown
   )
+
+
+def _subtraction(pair: PairEvidence) -> str:
+  order = (pair.worse, pair.better) if pair.group in LOWER_IS_BETTER else (pair.better, pair.worse)
+  return " minus ".join(order)
 
 
 def to_decide_text(checked: CheckedConclusion) -> str:
@@ -100,7 +106,7 @@ def _field(value: object) -> object:
 
 def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   summary = summarize(comparison)
-  blocks = [f"# T5 ablations at {comparison.data.scale} scale", summary.scope]
+  blocks = [f"# {summary.title}", summary.scope]
   blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
   if summary.conclusions:
     rows = [
@@ -128,8 +134,8 @@ def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str
 
 ORDER_NOTE = (
   "Spearman's rank correlation with the paper's column and a 95% bootstrap interval over paired seeds; then how many "
-  "of the paper's clear differences (pairs of rows more than two of its standard deviations apart) have the same "
-  "direction, and how many are clearly reversed."
+  "of the paper's clear differences (pairs of rows more than two of its standard deviations apart, or all pairs if it "
+  "has none) have the same direction, and how many are clearly reversed."
 )
 
 

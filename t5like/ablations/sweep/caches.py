@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5like.ablations.benchmarks import FinetuningMixture
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
 from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches
@@ -16,9 +17,10 @@ def build_caches(planner: Planner) -> None:
   """Tokenizes the corpus and the tasks unless their caches exist."""
   splits = list(planner.corpus_files) or ["train", "validation"]
   wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
-  for lengths in _distinct_lengths(planner):
-    opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
-    wanted += [(opened[split], task, split) for task, split in planner.task_splits()]
+  for mixtures in _by_lengths(planner):
+    for lengths in _distinct_lengths(planner, mixtures[0].spans):
+      opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
+      wanted += [(opened[split], task, split) for task, split in _splits(mixtures)]
   missing = []
   for caches, task, split in wanted:
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
@@ -43,22 +45,29 @@ def build_caches(planner: Planner) -> None:
 def cached_sizes(planner: Planner) -> dict[str, int]:
   """Returns the number of training examples of each tokenized task."""
   sizes: dict[str, int] = {}
-  for lengths in _distinct_lengths(planner)[:1]:
-    caches = _task_caches(planner, lengths, "train")
-    for task, split in planner.task_splits():
-      members = caches.open(task, split) if split == "train" else None
-      if members:
-        sizes[task] = sum(member.cache.examples for member in members)
+  for mixtures in _by_lengths(planner):
+    for lengths in _distinct_lengths(planner, mixtures[0].spans)[:1]:
+      caches = _task_caches(planner, lengths, "train")
+      for task, split in _splits(mixtures):
+        members = caches.open(task, split) if split == "train" else None
+        if members:
+          sizes[task] = sum(member.cache.examples for member in members)
   return sizes
 
 
-def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
-  """Returns the distinct LENGTHS with which recipes train on the tasks: cached tokens depend on them."""
+def _by_lengths(planner: Planner) -> list[list[FinetuningMixture]]:
+  """Returns the mixtures in groups whose rows have the same lengths: those with and without answer spans."""
+  groups = ([mixture for mixture in planner.mixtures if mixture.spans == spans] for spans in (False, True))
+  return [group for group in groups if group]
+
+
+def _distinct_lengths(planner: Planner, spans: bool) -> list[dict[str, int]]:
+  """Returns the distinct LENGTHS with which recipes train on tasks: cached tokens depend on them."""
   found: list[dict[str, int]] = []
   failed: list[Exception] = []  # an invalid recipe fails later as a run, which records the error
   for recipe in planner.settings.recipes:
     try:
-      lengths = planner.task_lengths(recipe)
+      lengths = planner.task_lengths(recipe, spans)
     except Exception as error:
       failed.append(error)
       continue
@@ -66,6 +75,12 @@ def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
   if failed and not found:
     raise failed[0]
   return found
+
+
+def _splits(mixtures: Sequence[FinetuningMixture]) -> list[tuple[str, str]]:
+  """Returns the tasks and splits whose token caches fine-tuning needs."""
+  train = [(task, "train") for mixture in mixtures for task in mixture.trained]
+  return list(dict.fromkeys([*train, *((task, "validation") for mixture in mixtures for task in mixture.evaluated)]))
 
 
 def _corpus_caches(planner: Planner) -> TokenCaches:

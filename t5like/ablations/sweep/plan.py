@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5like.ablations.benchmarks import SIZES, FinetuningMixture, parse_mixture
+from t5like.ablations.benchmarks import SIZES, FinetuningMixture, parse_head_task, parse_mixture
 from t5like.ablations.sweep.results import run_name
 from t5like.ablations.sweep.settings import SweepSettings, complete_settings, merge_settings
 from t5like.ablations.tables import RECIPES, Recipe
 from t5like.errors import UserError
+from t5like.experiments.configurables import steps_of_epochs
 from t5like.experiments.phases import run_phases
 from t5like.experiments.reading import read_configurable, read_experiment
 from t5like.objectives import SpecialTokens
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
   from t5like.experiments.experiment import Experiment
 
 PRETRAIN, MIXED = "pretrain", "mixed"  # jobs other than fine-tuning
-_FINETUNE = "ablations/finetune.gin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +78,20 @@ def plan_sweep(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) 
   requested = dataclasses.replace(
     requested, seeds=requested.seeds or scale.seeds, tasks=requested.tasks or list(scale.tasks)
   )
-  mixtures = [parse_mixture(name) for name in requested.tasks]
+  mixtures = [(parse_head_task if requested.heads else parse_mixture)(name) for name in requested.tasks]
   return Planner(sweep_dir.absolute(), requested, merge_settings(sweep_dir, requested), scale, mixtures)
 
 
 def _scaled_recipe(
-  settings: SweepSettings, recipe: str, files: Sequence[str] = ()
+  settings: SweepSettings, recipe: str, files: Sequence[str] = (), overrides: Sequence[tuple[str, str]] = ()
 ) -> tuple[list[str], list[tuple[str, str]]]:
   """Returns gin files and overrides of a recipe at the sweep's scale; `files` come between the two."""
-  overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), ("INIT_FROM", "None"), *map(tuple, settings.gin)]
-  return [_recipe_file(settings, recipe), *files, _scale_file(settings)], overrides
+  unused = [("MODEL_DIR", "unused"), ("TASK", "unused"), ("INIT_FROM", "None")]
+  return [_recipe_file(settings, recipe), *files, _scale_file(settings)], [
+    *unused,
+    *overrides,
+    *map(tuple, settings.gin),
+  ]
 
 
 def _recipe_file(settings: SweepSettings, recipe: str) -> str:
@@ -95,7 +99,11 @@ def _recipe_file(settings: SweepSettings, recipe: str) -> str:
 
 
 def _scale_file(settings: SweepSettings) -> str:
-  return f"ablations/scales/{settings.scale}.gin"
+  return f"ablations/scales/{'bert/' if settings.heads else ''}{settings.scale}.gin"
+
+
+def _finetune_file(settings: SweepSettings) -> str:
+  return f"ablations/finetune{'_heads' if settings.heads else ''}.gin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +129,6 @@ class Planner:
       for recipe in self.requested.recipes
     ]
 
-  def task_splits(self) -> list[tuple[str, str]]:
-    """Returns the tasks and splits whose token caches fine-tuning needs."""
-    train = [(task, "train") for mixture in self.mixtures for task in mixture.trained]
-    return list(
-      dict.fromkeys([*train, *((task, "validation") for mixture in self.mixtures for task in mixture.evaluated)])
-    )
-
   @property
   def corpus_task(self) -> str:
     return "corpus" if self.settings.corpus else self.scale.corpus
@@ -140,19 +141,22 @@ class Planner:
   def cache_dir(self) -> Path:
     return self.sweep_dir / "caches"
 
-  def experiment(self, recipe: str, files: Sequence[str] = ()) -> Experiment:
+  def experiment(self, recipe: str, files: Sequence[str] = (), overrides: Sequence[tuple[str, str]] = ()) -> Experiment:
     """Returns a recipe at this scale, for settings that do not depend on the task; `files` come between the two."""
-    return read_experiment(*_scaled_recipe(self.settings, recipe, files))
+    return read_experiment(*_scaled_recipe(self.settings, recipe, files, overrides))
 
   @functools.cached_property
   def vocabulary(self) -> str:
     """The vocabulary that all recipes share at this scale."""
     return self.experiment(self.settings.recipes[0]).vocabulary
 
-  def task_lengths(self, recipe: str) -> dict[str, int]:
+  def task_lengths(self, recipe: str, spans: bool) -> dict[str, int]:
     """Returns LENGTHS of the jobs in which a recipe trains on labeled tasks."""
-    mixed = recipe in RECIPES and RECIPES[recipe].mixing
-    return dict(self.experiment(recipe, [] if mixed else [_FINETUNE]).lengths)
+    if recipe in RECIPES and RECIPES[recipe].mixing:
+      return dict(self.experiment(recipe).lengths)
+    task = [("TASK", "unused_spans" if spans else "unused_classification")] if self.settings.heads else []
+    overrides = [*task, *self._head_overrides(spans, examples=1)]
+    return dict(self.experiment(recipe, [_finetune_file(self.settings)], overrides).lengths)
 
   def _shape(self, name: str) -> Any:
     """Returns what runs share that train in one program: the stages, the model, and the lengths of their rows."""
@@ -200,7 +204,20 @@ class Planner:
       overrides.append(("MIX", _gin_text({task: _size(task, sizes) for task in mixture.trained})))
     if mixture.evaluated != mixture.trained:
       overrides.append(("EVAL_TASKS", _gin_text(mixture.evaluated)))
-    return self._job(recipe, seed, mixture.name, [_FINETUNE], overrides, self.scale.finetune_steps, mixture.evaluated)
+    scale, steps = self.scale, self.scale.finetune_steps
+    if self.settings.heads:
+      examples = sizes.get(mixture.trained[0]) or _size(mixture.name, sizes)
+      overrides += self._head_overrides(mixture.spans, examples)
+      steps = steps_of_epochs(examples, scale.finetune_batch_size, scale.finetune_epochs, at_most=steps)
+    files = [_finetune_file(self.settings)]
+    return self._job(recipe, seed, mixture.name, files, overrides, steps, mixture.evaluated)
+
+  def _head_overrides(self, spans: bool, examples: int) -> list[tuple[str, str]]:
+    """Returns the settings of a task that is fine-tuned with a head; the rows of spans are longer."""
+    if not self.settings.heads:
+      return []
+    lengths = [("LENGTHS", _gin_text(self.scale.finetune_span_lengths))] if spans else []
+    return [("EXAMPLES", str(examples)), *lengths]
 
   def _job(
     self,

@@ -34,6 +34,11 @@ class SweepSettings:
   gin: list[list[str]] = dataclasses.field(default_factory=list)  # overrides: pairs of name and text
   created: str = ""
 
+  @property
+  def heads(self) -> bool:
+    """Whether models are fine-tuned with heads, as BERT's; custom recipes follow the others."""
+    return any(RECIPES[recipe].heads for recipe in self.recipes if recipe in RECIPES)
+
 
 def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> SweepSettings:
   """Completes a command's settings with those of an existing sweep in the directory.
@@ -47,6 +52,7 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
     raise UserError("no table to reproduce", known=", ".join(map(str, TABLES)), try_="--table=7")
   tables = find_tables(given.tables or (previous.tables if rows else []))
   recipes = [*(recipes_of(tables, rows) if tables or rows else []), *given.custom_recipes]
+  _check_alike([*recipes, *previous.recipes])
   return SweepSettings(
     tables=[table.number for table in tables] or previous.tables,
     recipes=recipes or previous.recipes,
@@ -58,6 +64,18 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
     task_modules=given.task_modules or previous.task_modules,
     gin=given.gin or previous.gin,
   )
+
+
+def _check_alike(recipes: Sequence[str]) -> None:
+  """Raises UserError if some recipes are fine-tuned with heads and others text to text: tasks are those of a sweep."""
+  with_heads = {RECIPES[recipe].heads: recipe for recipe in recipes if recipe in RECIPES}
+  if len(with_heads) > 1:
+    raise UserError(
+      "a sweep is fine-tuned either with heads or text to text",
+      heads=with_heads[True],
+      text=with_heads[False],
+      try_="a --sweep_dir for BERT's tables, and another for the others",
+    )
 
 
 def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
