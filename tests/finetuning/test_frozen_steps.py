@@ -187,6 +187,7 @@ def test_layers_have_different_dropout_also_in_two_scans():
 def test_the_backward_pass_stops_at_the_lowest_trained_layer():
   """FLOPs of the traced gradients, by hand: a trained layer counts three times, a frozen one below all trained once."""
 
+  @functools.cache
   def share(family, scan, trainable):
     plan = plan_of(family, scan, trainable, optimizers.adamw(0.1))
     return flops_shares(model_of(family, scan), plan, parameters(family, scan), batch_of(family))[0]

@@ -43,9 +43,9 @@ def test_rounding_is_to_the_nearest_level():
 @pytest.fixture(scope="module")
 def tuned():
   method = QLoRA(rank=2)
-  base = traverse_util.flatten_dict(nn.unbox(MODEL.init(jax.random.key(0), BATCH)["params"]), sep="/")
+  base = traverse_util.flatten_dict(nn.unbox(jax.jit(MODEL.init)(jax.random.key(0), BATCH)["params"]), sep="/")
   model = method.tune(MODEL)
-  params = traverse_util.flatten_dict(nn.unbox(model.init(jax.random.key(1), BATCH)["params"]), sep="/")
+  params = traverse_util.flatten_dict(nn.unbox(jax.jit(model.init)(jax.random.key(1), BATCH)["params"]), sep="/")
   converted = method.converted({path: np.asarray(x) for path, x in base.items()})
   assert {path for path in params if "lora" not in path} == set(converted)
   return method, model, traverse_util.unflatten_dict(params | converted, sep="/")
@@ -59,8 +59,8 @@ def test_a_quantized_model_equals_its_merged_form_and_trains(tuned):
   changed = selection.put(params, trained)
   left, merged = merge(model.tuning, changed)
   assert left is None
-  logits = model.apply({"params": changed}, BATCH)["logits"]
-  np.testing.assert_allclose(MODEL.apply({"params": merged}, BATCH)["logits"], logits, atol=1e-5)
+  logits = jax.jit(model.apply)({"params": changed}, BATCH)["logits"]
+  np.testing.assert_allclose(jax.jit(MODEL.apply)({"params": merged}, BATCH)["logits"], logits, atol=1e-5)
 
   def loss(trained, model):
     return jnp.mean(jnp.square(model.apply({"params": selection.put(params, trained)}, BATCH)["logits"]))
