@@ -222,7 +222,7 @@ def pytest_collection_finish():
 def pytest_collection_modifyitems(items):
   cases: dict[str, list[pytest.Item]] = {}
   for item in items:
-    if str(item.path.relative_to(REPOSITORY / "tests")) in VERSION_SENSITIVE:
+    if item.nodeid.partition("::")[0].removeprefix("tests/") in VERSION_SENSITIVE:
       item.add_marker(pytest.mark.version_sensitive)
     if item.get_closest_marker("sampled"):
       cases.setdefault(item.nodeid.partition("[")[0], []).append(item)

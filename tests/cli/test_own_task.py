@@ -44,6 +44,7 @@ def folder(tmp_path):
   return tmp_path
 
 
+@pytest.mark.slow  # test_t5x_users_tasks.py trains on a custom task, test_token_cache.py builds a custom corpus
 def test_a_custom_corpus_and_labeled_task(t5like, small_model, folder, monkeypatch):
   monkeypatch.chdir(folder)
   own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]
