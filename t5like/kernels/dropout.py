@@ -13,7 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.hashing import hashed, hashed_indices
+from t5like.kernels.hashing import hashed, hashed_indices, key_state
 
 
 @jax.tree_util.register_dataclass
@@ -27,7 +27,8 @@ class AttentionDropout:
 
   @classmethod
   def draw(cls, key: jax.Array, rate: float, batch: int, heads: int) -> "AttentionDropout":
-    return cls(*(hashed_indices(key, stream, (batch, heads)) for stream in (0, 1)), rate)
+    state = key_state(key)
+    return cls(hashed_indices(state, (batch, heads)), hashed_indices(~state, (batch, heads)), rate)
 
   def bits(self, query_length: int, key_length: int) -> tuple[jax.Array, jax.Array]:
     """Returns the odd hashes of queries [batch, heads, query] and keys [batch, heads, key]."""
@@ -55,7 +56,8 @@ def odd_hash(state: jax.Array, index: jax.Array) -> jax.Array:
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
   """Zeroes each entry of x with probability `rate`, and divides the others by 1 - rate."""
-  bits = (hashed_indices(key, 0, x.shape[:-1]), hashed_indices(key, 1, x.shape[-1:]))
+  state = key_state(key)
+  bits = (hashed_indices(state, x.shape[:-1]), hashed_indices(~state, x.shape[-1:]))
   return _dropout(x, *jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits)), rate)
 
 

@@ -1,10 +1,11 @@
 """Random keys by hashing: to derive a key takes a dozen operations, where JAX's Threefry takes a hundred.
 
 A train step derives a key for every layer's dropout. With Threefry, the step of T5 base took 50 s to compile for an
-H200 instead of 27 s. The hash is murmur3's finalizer: every bit of a result depends on every bit of key and value.
+H200 instead of 27 s: XLA's time grows with the number of operations, so there are as few as possible. The hash is murmur3's finalizer: every bit of a result depends on every bit of key and value.
 Initialization still uses JAX's default generator.
 """
 
+import functools
 import math
 
 import jax
@@ -20,16 +21,18 @@ def hashed(state: jax.Array, value: jax.Array) -> jax.Array:
   return x ^ _shift_right(x, 16)
 
 
-def hashed_indices(key: jax.Array, stream: int, shape: tuple[int, ...]) -> jax.Array:
-  """Returns a hash of the key, the number of a stream, and the index: int32 of `shape`."""
-  words = _signed(jax.random.key_data(key).reshape(-1))
-  state = jnp.int32(stream)
-  for n in range(words.shape[0]):
-    state = hashed(state, words[n])
-  state = jnp.broadcast_to(state, (1,) * len(shape))
-  for axis in range(len(shape)):
-    state = hashed(state, jax.lax.broadcasted_iota(jnp.int32, shape, axis))
-  return state
+def key_state(key: jax.Array) -> jax.Array:
+  """Returns the state of a random key of any implementation: an int32."""
+  first, *others = _signed(jax.random.key_data(key).reshape(-1))
+  return first if jax.random.key_impl(key) == HASHED else functools.reduce(hashed, others, first)
+
+
+def hashed_indices(state: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns a hash of the state and the index, counted through all axes: int32 of `shape`."""
+  index = 0
+  for axis, size in enumerate(shape):
+    index = index * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+  return hashed(state, index)
 
 
 def _shift_right(x: jax.Array, count: int) -> jax.Array:
@@ -52,8 +55,7 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 def _fold_in(key: jax.Array, value: jax.Array) -> jax.Array:
   first, second = _signed(key)
-  first = hashed(first, _signed(jnp.asarray(value).astype(jnp.uint32)) + second)
-  return _key(first, hashed(second, first))
+  return _key(hashed(first, _signed(jnp.asarray(value).astype(jnp.uint32)) + second), second)
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -24,6 +24,13 @@ def measured():
   return read_export("mini")
 
 
+def test_table_10_is_complete_and_the_readme_has_its_rows():
+  measured = read_export("mini_table10")
+  runs = {(result.recipe, result.seed) for result in measured.results}
+  assert runs == {(recipe, seed) for recipe in TABLES[10].recipes for seed in range(3)} and not measured.failures
+  assert readme_table(compare(measured)) in ABLATIONS_README
+
+
 def test_every_row_of_the_five_tables_was_run_with_two_seeds(measured):
   tables = [2, 4, 5, 6, 7]
   assert [table.number for table in measured.tables] == tables and not measured.failures
@@ -77,8 +84,9 @@ def test_the_scale_has_not_changed(measured):
     assert result.cost["pretraining"].tokens == tokens
 
 
-def test_the_file_is_small_and_contains_no_paths(measured):
-  text = (REPOSITORY / "t5like/ablations/measured/mini.json").read_text()
+@pytest.mark.parametrize("name", ["mini", "mini_table10"])
+def test_a_file_is_small_and_contains_no_paths(name):
+  text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
   assert len(text) < 100_000
 
