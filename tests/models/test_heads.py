@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like.errors import UserError
 from t5like.models import BERT, GPT, T5, TransformerConfig
@@ -146,7 +147,7 @@ def test_padding_changes_nothing(name, pooling):
   head = ClassificationHead(("a", "b", "c"), pooling=pooling)
   model = attach_head(BACKBONES[name], head)
   narrow, wide = batch_for(head), batch_for(head, length=12)
-  variables = initialized(model, narrow)
+  variables = {"params": random_parameters(model, narrow)}
   one, two = (jax.jit(model.apply)(variables, batch)["label_logits"] for batch in (narrow, wide))
   np.testing.assert_allclose(one, two, atol=1e-5)
 
@@ -194,7 +195,7 @@ def test_losses_of_microbatches_add_up_and_filler_rows_do_not_count():
   head = TaggingHead(("O", "B"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
   batch["encoder_loss_weights"][0, 3:] = 0.0
-  variables, apply, loss = initialized(model, batch), jax.jit(model.apply), loss_of(model)
+  variables, apply, loss = {"params": random_parameters(model, batch)}, jax.jit(model.apply), loss_of(model)
   outputs = apply(variables, batch)
   total = loss(outputs, batch)
   divide_by = model.divisors(batch, LossSettings())
@@ -211,7 +212,7 @@ def test_withheld_labels_do_not_count_in_an_evaluation():
   head = ClassificationHead(("a", "b", "c"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
   batch["labels"] = np.array([0, -1, -1, 1], np.int32)
-  outputs = jax.jit(model.apply)(initialized(model, batch), batch)
+  outputs = jax.jit(model.apply)({"params": random_parameters(model, batch)}, batch)
   sums = jax.jit(model.evaluation_sums)(outputs, batch)
   assert sums["target_tokens"] == 2 and np.isfinite(sums["loss"])
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 from test_heads import BACKBONES, initialized
 
 from t5like import parallel
@@ -159,7 +160,7 @@ def test_negatives_are_those_of_the_global_batch(loss, texts):
   """The same loss and gradients on one device, on eight, and in microbatches on two."""
   model, batch = ranking_model(loss, texts), batch_of(different_texts(16, texts))
   batch["labels"] = np.linspace(0, 5, 16, dtype=np.float32)
-  params = trained_params(model, batch)
+  params = random_parameters(model, batch)
   value, metrics, gradients = trained_values(model, params, batch)
   part_loss = jax.jit(lambda params, rows: model.loss(model.apply({"params": params}, rows), rows, LossSettings())[0])
   halves = [part_loss(params, {name: x[rows] for name, x in batch.items()}) for rows in (slice(0, 8), slice(8, 16))]
@@ -171,13 +172,9 @@ def test_negatives_are_those_of_the_global_batch(loss, texts):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), other_gradients, gradients)
 
 
-def trained_params(model, batch):
-  return nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
-
-
 def test_evaluation_compares_all_rows_of_a_batch_in_microbatches():
   model, batch = ranking_model(), batch_of(different_texts(8, 3))
-  params = trained_params(model, batch)
+  params = random_parameters(model, batch)
   full, parts = (jax.jit(functools.partial(eval_step, model, LossSettings(microbatches=n)))(params, batch)
                  for n in (1, 4))  # fmt: skip
   assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in full.items()}, rel=1e-5)
@@ -189,7 +186,7 @@ def test_simcse_compares_two_dropout_masks_of_one_text():
   text = different_texts(4, 1)
   batch = batch_of(np.repeat(text, 2, axis=1))
   model = attach_head(backbone, EmbeddingHead("simcse", "cls", texts=2))
-  params = {"params": trained_params(model, batch)}
+  params = {"params": random_parameters(model, batch)}
   dropped = model.apply(params, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})["embeddings"]
   plain = model.apply(params, batch)["embeddings"]
   np.testing.assert_allclose(plain[:, 0], plain[:, 1], rtol=1e-5, atol=1e-6)
