@@ -108,15 +108,15 @@ def first_devices(count: int):
   )
 
 
-def run_here(*args: object, status: int = 0, devices: int = 1, starts_builder: bool = False):
+def run_here(*args: object, status: int = 0, devices: int = 1):
   """Runs the command in this process, which has imported jax and TensorFlow: seconds faster.
 
-  The processes that it would start run here, too; with `starts_builder`, not the one that builds a token cache.
+  The processes that it would start run here, too.
   """
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
     patches.enter_context(first_devices(devices))
-    for starter in ("seqio_process",) if starts_builder else ("token_caches", "seqio_process"):
+    for starter in ("token_caches", "seqio_process"):
       here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
       patches.enter_context(here)
     code = exit_status([str(a) for a in args])
@@ -222,7 +222,7 @@ def pytest_collection_finish():
 def pytest_collection_modifyitems(items):
   cases: dict[str, list[pytest.Item]] = {}
   for item in items:
-    if str(item.path.relative_to(REPOSITORY / "tests")) in VERSION_SENSITIVE:
+    if item.nodeid.partition("::")[0].removeprefix("tests/") in VERSION_SENSITIVE:
       item.add_marker(pytest.mark.version_sensitive)
     if item.get_closest_marker("sampled"):
       cases.setdefault(item.nodeid.partition("[")[0], []).append(item)

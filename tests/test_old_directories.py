@@ -48,12 +48,12 @@ def test_an_old_evaluation_is_recognized_and_its_cache_is_read(t5like, old_direc
   assert (old_directories / "finetuned/predictions/pets-validation-4.jsonl").read_text() == before
 
 
-def test_an_old_run_resumes_with_the_same_batches(t5like_process, old_directories):
+def test_an_old_run_resumes_with_the_same_batches(t5like, old_directories):
   """Losses of steps 5 and 6 equal those of that commit."""
-  t5like_process(
+  t5like(
     "train", *SMALL, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=opening",
     "--gin.CORPUS_FILES={'train': 'corpus.jsonl'}", "--gin.LENGTHS={'inputs': 16}", "--gin.CACHE_DIR=tokens",
-    "--gin.LOG_PERIOD=1", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=6", cwd=old_directories,
+    "--gin.LOG_PERIOD=1", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=6",
   )  # fmt: skip
   rows = [json.loads(line) for line in (old_directories / "run/metrics.jsonl").read_text().splitlines()]
   losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}

@@ -88,19 +88,18 @@ def test_the_readmes_python_runs_as_printed(tmp_path, monkeypatch, capsys, token
   assert "(2, " in printed and printed.count("eval/snli/accuracy") == 1 and "step 10" in printed
 
 
-def test_a_run_built_in_python_trains_twice_and_is_read_back_by_the_command_line(settings, run_command):
-  first = t5like.train(t5like.Experiment(**settings))
-  again = t5like.train(t5like.Experiment(**settings | {"steps": 4}))
-  assert (first.step, again.step, again.stopped) == (2, 4, "finished") and np.isfinite(again.metrics["loss"])
+def test_a_run_built_in_python_is_read_back_by_the_command_line(settings, run_command):
+  result = t5like.train(t5like.Experiment(**settings))
+  assert (result.step, result.stopped) == (2, "finished") and np.isfinite(result.metrics["loss"])
   run = Path(settings["model_dir"])
   before = (run / "config.gin").read_text()
   rows = run.parent / "rows.txt"
   rows.write_text("the sea was\n")
   assert run_command("infer", f"--model={run}", f"--input={rows}", "--max_length=4").stdout
-  run_command("train", f"--gin_file={run / 'config.gin'}", "--gin.train.steps=5")
-  assert [p.name for p in sorted((run / "checkpoints").iterdir()) if p.name.isdigit()][-1] == "5"
+  run_command("train", f"--gin_file={run / 'config.gin'}", "--gin.train.steps=3")
+  assert [p.name for p in sorted((run / "checkpoints").iterdir()) if p.name.isdigit()] == ["2", "3"]
   after = (run / "config.gin").read_text()
-  assert "train.steps = 4" in before and "train.steps = 5" in after
+  assert "train.steps = 2" in before and "train.steps = 3" in after
 
 
 def test_two_experiments_never_see_each_others_configuration(tmp_path):

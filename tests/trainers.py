@@ -1,6 +1,8 @@
 """Trainers as processes of their own: alone or as the hosts of a pod, to be stopped and killed by tests."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -60,6 +62,16 @@ def has_checkpoint(folder, step):
 
 def losses(folder) -> dict[int, float]:
   return {row["step"]: row["loss"] for row in read_metrics(folder) if row["kind"] == "train"}
+
+
+def cut_after(folder, step):
+  """Removes the checkpoints and metrics of later steps, as if the run had ended at `step`."""
+  for later in checkpoint_steps(folder):
+    if later > step:
+      shutil.rmtree(folder / f"checkpoints/{later}")
+  rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+  (folder / "metrics.jsonl").write_text("".join(row for row in rows if json.loads(row)["step"] <= step))
+  assert max(checkpoint_steps(folder)) == max(losses(folder)) == step
 
 
 def parameters(folder, step=None) -> dict[str, np.ndarray]:

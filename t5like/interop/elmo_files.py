@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from t5like.errors import UserError
@@ -48,6 +50,11 @@ def load_elmo(folder: Path | str, **changes: Any) -> tuple[ELMo, dict]:
   return model, unflatten(params)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _layers_of(model: ELMo, params: Mapping, characters: Any, lengths: Any, carry: Any) -> tuple[Any, Any]:
+  return model.apply({"params": params}, characters, lengths, carry, method=ELMo.layers_of)
+
+
 def elmo_vectors(
   model: ELMo, params: Mapping, sentences: Sequence[Sequence[str]], carry: Any = None
 ) -> tuple[list[np.ndarray], Any]:
@@ -57,7 +64,7 @@ def elmo_vectors(
   does; without them, every sentence starts from zeros, and its vectors do not depend on others.
   """
   characters, lengths = spell_sentences(sentences, model.config.chars_per_word)
-  layers, carry = model.apply({"params": params}, characters, lengths, carry, method=ELMo.layers_of)
+  layers, carry = _layers_of(model, params, characters, lengths, carry)
   layers = np.asarray(layers, np.float32)
   # Without the marks of a sentence.
   return [layers[:, row, 1 : length - 1] for row, length in enumerate(lengths)], carry

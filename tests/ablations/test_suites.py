@@ -28,7 +28,7 @@ SEEDS = 1
 def command(folder, token_caches, *more):
   return [
     "train", *MODEL, "--gin_file=finetune/t5.gin", f"--gin_file={folder / 'suite.gin'}", "--gin.TRAIN_STEPS=2",
-    "--gin.EVAL_PERIOD=1", "--gin.EVAL_EXAMPLES=16", "--gin.TEXT_LENGTHS={'inputs': 48, 'targets': 4}",
+    "--gin.EVAL_PERIOD=1", "--gin.EVAL_EXAMPLES=20", "--gin.TEXT_LENGTHS={'inputs': 32, 'targets': 4}",
     f"--gin.CACHE_DIR={token_caches}", f"--gin.MODEL_DIR={folder / 'suite'}", *more,
   ]  # fmt: skip
 

@@ -23,7 +23,8 @@ def model(tmp_path_factory):
   sizes = {"embed_dim": 16, "mlp_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
   made = T5(TransformerConfig(vocab_size=4224, **sizes))
   token = np.ones((1, 1), np.int32)
-  params = made.init(jax.random.key(0), {"encoder_input_tokens": token, "decoder_input_tokens": token})["params"]
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  params = jax.jit(made.init)(jax.random.key(0), batch)["params"]
   folder.mkdir()
   huggingface.save(folder, made, nn.meta.unbox(params))
   shutil.copy(vocabulary_path("tiny"), folder / "spiece.model")

@@ -44,8 +44,8 @@ def folder(tmp_path):
   return tmp_path
 
 
+@pytest.mark.slow  # test_t5x_users_tasks.py trains on a custom task, test_token_cache.py builds a custom corpus
 def test_a_custom_corpus_and_labeled_task(t5like, small_model, folder, monkeypatch):
-  """The second run starts a process that builds its token cache, as for users."""
   monkeypatch.chdir(folder)
   own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]
   pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=logbook"]
@@ -54,7 +54,7 @@ def test_a_custom_corpus_and_labeled_task(t5like, small_model, folder, monkeypat
   finetune = ["--gin_file=runs/finetune.gin", "--gin.TASK=sums", "--gin.INIT_FROM=first", "--gin.MODEL_DIR=second"]
   lengths = "--gin.LENGTHS={'inputs': 16, 'targets': 4}"
   t5like("cache", "sums", "--split=validation", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks")
-  out = t5like("train", *own, *finetune, lengths, starts_builder=True).stdout
+  out = t5like("train", *own, *finetune, lengths).stdout
   assert "sums (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
 
 

@@ -9,7 +9,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from trainers import assert_same_bytes, finish, has_checkpoint, losses, parameters, start, wait_for
+from trainers import assert_same_bytes, cut_after, finish, has_checkpoint, losses, parameters, start, wait_for
 
 from t5like.training.records.metrics import read_metrics
 
@@ -27,17 +27,12 @@ def whole(t5like, steady, tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope="module")
-def started(t5like, steady, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("runs") / "started"
-  t5like(*steady, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=2")
-  return folder
-
-
 @pytest.fixture
-def half(started, tmp_path):
+def half(whole, tmp_path):
   """The first two steps of `whole`, to be resumed."""
-  return shutil.copytree(started, tmp_path / "half")
+  folder = shutil.copytree(whole, tmp_path / "half")
+  cut_after(folder, 2)
+  return folder
 
 
 def test_a_run_from_any_directory_writes_everything_it_should(t5like_process, pretrain, tmp_path):

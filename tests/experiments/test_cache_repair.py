@@ -16,7 +16,7 @@ from t5like.tasks.caching import source_shards
 from t5like.vocabularies import load_vocabulary
 
 
-@pytest.fixture(params=["store", pytest.param("local", marks=pytest.mark.slow)])  # the same code for both
+@pytest.fixture(params=["local", pytest.param("store", marks=pytest.mark.slow)])  # the same code for both
 def built(request, tmp_path, monkeypatch):
   """The settings of a cache with three shards, its folder, and its content."""
   monkeypatch.setattr(source_shards, "_PART_BYTES", 1)

@@ -11,15 +11,19 @@ from t5like.experiments.token_caches import token_cache
 from t5like.vocabularies import load_vocabulary
 
 
-def test_a_corpus_of_files_is_built_once_and_then_opened(tmp_path, monkeypatch):
+def test_a_custom_corpus_is_built_once_and_then_opened(tmp_path, monkeypatch):
+  """By the real command in a process of its own, with a module of the folder in which it is started."""
   texts = ["It was a bright cold day in April.", "Call me Ishmael."]
-  path = tmp_path / "texts.jsonl"
-  path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  (tmp_path / "modules_of_two_texts.py").write_text(
+    "from t5like.tasks.library.corpora import register_corpus\nregister_corpus('two_texts', {'train': 'texts.jsonl'})\n"
+  )
+  monkeypatch.chdir(tmp_path)
 
   def build():
-    return token_cache("two_texts", "tiny", root=str(tmp_path / "caches"), files={"train": str(path)})
+    return token_cache("two_texts", "tiny", root="caches", task_modules=["modules_of_two_texts"])
 
-  cache = build()  # the real command, in a process of its own
+  cache = build()
   assert cache.examples == 2 and cache.is_corpus
   vocabulary = load_vocabulary("tiny")
   assert [vocabulary.decode(cache.example(n)["targets"].tolist()) for n in range(2)] == texts

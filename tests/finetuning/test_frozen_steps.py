@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like import parallel
 from t5like.errors import UserError
@@ -64,7 +65,7 @@ def batch_of(family):
 @functools.cache
 def unstacked_parameters(family):
   """Random parameters, negative zeros included: adding an update of 0 would change their bytes."""
-  params = nn.unbox(jax.jit(model_of(family, False).init)(jax.random.key(0), batch_of(family)))["params"]
+  params = random_parameters(model_of(family, False), batch_of(family))
   return {path: np.where(np.abs(x) < 1e-3, -0.0, x).astype(x.dtype) for path, x in flatten(params).items()}
 
 
@@ -184,25 +185,33 @@ def test_layers_have_different_dropout_also_in_two_scans():
   assert len(seen) >= 4 and len(set(seen)) == len(seen)
 
 
+@functools.cache
+def flops_share(family, scan, trainable):
+  plan = plan_of(family, scan, trainable, optimizers.adamw(0.1))
+  return flops_shares(model_of(family, scan), plan, parameters(family, scan), batch_of(family))[0]
+
+
+@pytest.mark.parametrize(
+  ("family", "trainable"),
+  [("bert", HeadOnly()), ("gpt", FrozenBelow(2)), pytest.param("t5", FrozenBelow(2), marks=pytest.mark.slow)],
+)
+def test_a_scan_also_computes_the_gradient_of_its_first_layers_input(family, trainable):
+  extra = flops_share(family, True, trainable) - flops_share(family, False, trainable)
+  assert 0 <= extra < 1 / (3 * LAYERS)
+
+
 def test_the_backward_pass_stops_at_the_lowest_trained_layer():
   """FLOPs of the traced gradients, by hand: a trained layer counts three times, a frozen one below all trained once."""
-
-  def share(family, scan, trainable):
-    plan = plan_of(family, scan, trainable, optimizers.adamw(0.1))
-    return flops_shares(model_of(family, scan), plan, parameters(family, scan), batch_of(family))[0]
-
-  for family, trainable in (("bert", HeadOnly()), ("gpt", FrozenBelow(2)), ("t5", FrozenBelow(2))):
-    extra = share(family, True, trainable) - share(family, False, trainable)
-    assert 0 <= extra < 1 / (3 * LAYERS)  # a scan also computes the gradient of its first layer's input
   forward = forward_flops(model_of("gpt", False).config, 1, decoder_length=6)
   output = 2 * 6 * 16 * 32
   layer = (forward - output) // LAYERS
   # Of the tied, frozen output only the gradient of its input is computed.
   by_hand = forward + output + 2 * layer
-  assert share("gpt", False, FrozenBelow(2)) == pytest.approx(by_hand / (3 * forward), rel=0.08)
-  assert share("bert", False, HeadOnly()) == pytest.approx(1 / 3, rel=0.02)
+  assert flops_share("gpt", False, FrozenBelow(2)) == pytest.approx(by_hand / (3 * forward), rel=0.08)
+  assert flops_share("bert", False, HeadOnly()) == pytest.approx(1 / 3, rel=0.02)
 
 
+@pytest.mark.slow  # the test above counts them in the traced step
 def test_compiled_steps_need_fewer_flops():
   optimizer = optimizers.adamw(0.1)
   flops = {}

@@ -63,8 +63,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-  return t5like.load(folder)
+def model(folder, use_devices):
+  with use_devices(1):
+    return t5like.load(folder)
 
 
 def log_probabilities(model, inputs: list[int], outputs: list[int]) -> np.ndarray:
@@ -105,13 +106,14 @@ def test_conversion_keeps_settings_tokens_and_bits(folder, tmp_path):
   assert vocabulary.encode("the cat") == load_vocabulary("roberta").encode("the cat")
 
 
-def test_a_t5_starts_as_in_training_if_padding_is_not_0(tmp_path):
+def test_a_t5_starts_as_in_training_if_padding_is_not_0(tmp_path, use_devices):
   """Batches of a vocabulary whose padding is not 0 start the decoder with end-of-sequence, and so does decoding."""
   config = TransformerConfig(**SIZES, vocab_size=50265, relative_buckets=4)
   vocabulary = load_vocabulary("roberta")
   assert special_tokens(config, vocabulary, {}).start == vocabulary.eos_id == 2
   save_model_directory(tmp_path, T5(config), params_of(config), vocabulary, "roberta", tmp_path)
-  model = t5like.load(tmp_path)
+  with use_devices(1):
+    model = t5like.load(tmp_path)
   output = model.generate("the cat", max_length=1)
   inputs, (first,) = model.prompt_form.tokens(vocabulary.encode("the cat")), vocabulary.encode(output.text)
   assert output.score == pytest.approx(log_probabilities(model, inputs, [2, first])[0], abs=1e-4)

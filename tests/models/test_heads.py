@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like.errors import UserError
 from t5like.models import BERT, GPT, T5, TransformerConfig
@@ -78,6 +79,10 @@ def initialized(model, batch):
   return jax.jit(model.init)(jax.random.key(0), batch)
 
 
+def loss_of(model):
+  return jax.jit(lambda outputs, batch, divide_by=None: model.loss(outputs, batch, LossSettings(), divide_by)[0])
+
+
 HEADS = [
   ClassificationHead(("a", "b", "c")),
   ClassificationHead(("a", "b", "c"), pooling="mean", mix_layers=True),
@@ -142,8 +147,8 @@ def test_padding_changes_nothing(name, pooling):
   head = ClassificationHead(("a", "b", "c"), pooling=pooling)
   model = attach_head(BACKBONES[name], head)
   narrow, wide = batch_for(head), batch_for(head, length=12)
-  variables = initialized(model, narrow)
-  one, two = (model.apply(variables, batch)["label_logits"] for batch in (narrow, wide))
+  variables = {"params": random_parameters(model, narrow)}
+  one, two = (jax.jit(model.apply)(variables, batch)["label_logits"] for batch in (narrow, wide))
   np.testing.assert_allclose(one, two, atol=1e-5)
 
 
@@ -161,11 +166,12 @@ def test_the_mix_of_layers_is_their_mean_at_the_start_and_any_layer_by_its_weigh
   chosen = params | {"head": params["head"] | {"mix": params["head"]["mix"] | {"weights": jnp.array([0.0, 0.0, 60.0])}}}
   without = {"backbone": params["backbone"], "head": {"out": params["head"]["out"]}}
   np.testing.assert_allclose(
-    mixed.apply({"params": chosen}, batch)["label_logits"],
-    last.apply({"params": without}, batch)["label_logits"],
+    jax.jit(mixed.apply)({"params": chosen}, batch)["label_logits"],
+    jax.jit(last.apply)({"params": without}, batch)["label_logits"],
     atol=1e-5,
   )
-  states = mixed.backbone.apply({"params": params["backbone"]}, batch, all_layers=True, method="hidden_states")
+  read = jax.jit(lambda params: backbone.apply({"params": params}, batch, all_layers=True, method="hidden_states"))
+  states = read(params["backbone"])
   assert states.shape == (3, 4, 8, 8) and len(np.unique(np.asarray(states[:, 0, 0, 0]))) == 3
 
 
@@ -189,31 +195,25 @@ def test_losses_of_microbatches_add_up_and_filler_rows_do_not_count():
   head = TaggingHead(("O", "B"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
   batch["encoder_loss_weights"][0, 3:] = 0.0
-  variables = initialized(model, batch)
-  outputs = model.apply(variables, batch)
-  total, _ = model.loss(outputs, batch, LossSettings())
+  variables, apply, loss = {"params": random_parameters(model, batch)}, jax.jit(model.apply), loss_of(model)
+  outputs = apply(variables, batch)
+  total = loss(outputs, batch)
   divide_by = model.divisors(batch, LossSettings())
   parts = [
-    model.loss(
-      {k: x[r : r + 2] for k, x in outputs.items()},
-      {k: x[r : r + 2] for k, x in batch.items()},
-      LossSettings(),
-      divide_by,
-    )[0]
+    loss({k: x[r : r + 2] for k, x in outputs.items()}, {k: x[r : r + 2] for k, x in batch.items()}, divide_by)
     for r in (0, 2)
   ]
   np.testing.assert_allclose(sum(parts), total, rtol=1e-6)
   filled = {name: np.concatenate([x, np.zeros_like(x[:2])]) for name, x in batch.items()}
-  again, _ = model.loss(model.apply(variables, filled), filled, LossSettings())
-  np.testing.assert_allclose(again, total, rtol=1e-5)
+  np.testing.assert_allclose(loss(apply(variables, filled), filled), total, rtol=1e-5)
 
 
 def test_withheld_labels_do_not_count_in_an_evaluation():
   head = ClassificationHead(("a", "b", "c"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
   batch["labels"] = np.array([0, -1, -1, 1], np.int32)
-  outputs = model.apply(initialized(model, batch), batch)
-  sums = model.evaluation_sums(outputs, batch)
+  outputs = jax.jit(model.apply)({"params": random_parameters(model, batch)}, batch)
+  sums = jax.jit(model.evaluation_sums)(outputs, batch)
   assert sums["target_tokens"] == 2 and np.isfinite(sums["loss"])
 
 

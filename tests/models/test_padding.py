@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from random_parameters import random_parameters
 
 from t5like.inference.batching import BatchShape
 from t5like.inference.prompts import prompt_batch
@@ -32,8 +33,9 @@ def test_prompts_have_lengths_so_that_a_padding_token_in_the_text_is_read():
   prompts = (
     prompt_batch("encoder_decoder", [row[:n] for row, n in zip(ROWS, LENGTHS, strict=True)], BatchShape(2, 7)) | decoder
   )
-  variables = jax.jit(model.init)(jax.random.key(0), prompts)
-  logits = lambda batch: np.asarray(model.apply(variables, {**batch, **decoder})["logits"])  # noqa: E731
+  variables = {"params": random_parameters(model, prompts)}
+  apply = jax.jit(model.apply)
+  logits = lambda batch: np.asarray(apply(variables, {**batch, **decoder})["logits"])  # noqa: E731
   found = logits(prompts)
   alone = logits({"encoder_input_tokens": ROWS[:, :5], "encoder_segment_ids": (LENGTHS[:, None] > np.arange(5)) * 1})
   np.testing.assert_allclose(found, alone, atol=1e-5)

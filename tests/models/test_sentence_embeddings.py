@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 from test_heads import BACKBONES, initialized
 
 from t5like import parallel
@@ -142,8 +143,7 @@ def ranking_model(loss="ranking", texts=3):
   return attach_head(BACKBONES["bert"], EmbeddingHead(loss, texts=texts))
 
 
-def trained_values(model, batch, microbatches=1, devices=None):
-  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
+def trained_values(model, params, batch, microbatches=1, devices=None):
   state = TrainState(step=jnp.int32(0), params=params, opt_state=None, seed=jnp.uint32(0))
   step = lambda s, b: loss_and_gradients(model, LossSettings(microbatches=microbatches), s, b)  # noqa: E731
   if devices is None:
@@ -157,32 +157,24 @@ def trained_values(model, batch, microbatches=1, devices=None):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("loss", "texts"), [("ranking", 3), ("cosent", 2)])
 def test_negatives_are_those_of_the_global_batch(loss, texts):
-  """The same loss and gradients on one device, on eight, in microbatches, and in microbatches on two."""
+  """The same loss and gradients on one device, on eight, and in microbatches on two."""
   model, batch = ranking_model(loss, texts), batch_of(different_texts(16, texts))
   batch["labels"] = np.linspace(0, 5, 16, dtype=np.float32)
-  value, metrics, gradients = trained_values(model, batch)
-  outputs = model.apply({"params": trained_params(model, batch)}, batch)
-  halves = [part_loss(model, outputs, batch, half) for half in (slice(0, 8), slice(8, 16))]
+  params = random_parameters(model, batch)
+  value, metrics, gradients = trained_values(model, params, batch)
+  part_loss = jax.jit(lambda params, rows: model.loss(model.apply({"params": params}, rows), rows, LossSettings())[0])
+  halves = [part_loss(params, {name: x[rows] for name, x in batch.items()}) for rows in (slice(0, 8), slice(8, 16))]
   assert abs(np.mean(halves) - float(value)) > 0.1  # another loss than the mean of smaller batches
-  for settings in (dict(devices=8), dict(microbatches=4), dict(microbatches=4, devices=2)):
-    other, other_metrics, other_gradients = trained_values(model, batch, **settings)
+  for settings in (dict(devices=8), dict(microbatches=4, devices=2)):
+    other, other_metrics, other_gradients = trained_values(model, params, batch, **settings)
     np.testing.assert_allclose(other, value, rtol=1e-5)
     assert {k: float(v) for k, v in other_metrics.items()} == pytest.approx({k: float(v) for k, v in metrics.items()})
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), other_gradients, gradients)
 
 
-def trained_params(model, batch):
-  return nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
-
-
-def part_loss(model, outputs, batch, rows):
-  cut = lambda tree: {name: x[rows] for name, x in tree.items()}  # noqa: E731
-  return float(model.loss(cut(outputs), cut(batch), LossSettings())[0])
-
-
 def test_evaluation_compares_all_rows_of_a_batch_in_microbatches():
   model, batch = ranking_model(), batch_of(different_texts(8, 3))
-  params = trained_params(model, batch)
+  params = random_parameters(model, batch)
   full, parts = (jax.jit(functools.partial(eval_step, model, LossSettings(microbatches=n)))(params, batch)
                  for n in (1, 4))  # fmt: skip
   assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in full.items()}, rel=1e-5)
@@ -194,7 +186,7 @@ def test_simcse_compares_two_dropout_masks_of_one_text():
   text = different_texts(4, 1)
   batch = batch_of(np.repeat(text, 2, axis=1))
   model = attach_head(backbone, EmbeddingHead("simcse", "cls", texts=2))
-  params = {"params": trained_params(model, batch)}
+  params = {"params": random_parameters(model, batch)}
   dropped = model.apply(params, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})["embeddings"]
   plain = model.apply(params, batch)["embeddings"]
   np.testing.assert_allclose(plain[:, 0], plain[:, 1], rtol=1e-5, atol=1e-6)

@@ -18,6 +18,8 @@ from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.records.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 CONFIG = TransformerConfig(
   vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_decoder_layers=3, norm="layer", use_bias=True,
   positions="learned", max_positions=16, scale_attention=True, scale_logits=False, scan_layers=True, dropout_rate=0.1,
@@ -93,13 +95,12 @@ def test_a_student_of_chosen_layers_resumes_bit_for_bit(teacher, student):
 
 
 def test_the_plan_counts_the_teachers_forward_pass_and_parameters(teacher, student):
-  (work,) = planned_work(student())
-  alone = planned_work(student(distillation=None))[0]
+  (work,), (alone,), (teaching,) = map(planned_work, (student(), student(distillation=None), teacher))
   flops = work.flops_by_part()
-  assert flops["teacher"] == sum(planned_work(teacher)[0].flops_by_part().values()) // 3
+  assert flops["teacher"] == sum(teaching.flops_by_part().values()) // 3
   assert sum(flops.values()) - flops["teacher"] == sum(alone.flops_by_part().values())
   sizes = {name: sum(int(np.prod(x.shape)) for x in flatten(w.state.params).values()) for name, w in (
-    ("both", work), ("alone", alone), ("teacher", planned_work(teacher)[0])
+    ("both", work), ("alone", alone), ("teacher", teaching)
   )}  # fmt: skip
   assert sizes["both"] == sizes["alone"] + sizes["teacher"]
 

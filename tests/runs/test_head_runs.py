@@ -211,7 +211,8 @@ def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(set
 
 def test_commands_train_evaluate_and_infer(settings, run_command, caches, tmp_path):
   """As a user: gin files, a head of gin with settings of its own, and the files that commands write."""
-  small = [f"--gin.{name}={value}" for name, value in dict(EMBED_DIM=16, MLP_DIM=32, HEAD_DIM=8).items()]
+  sizes = dict(EMBED_DIM=16, MLP_DIM=32, HEAD_DIM=8, NUM_ENCODER_LAYERS=1)
+  small = [f"--gin.{name}={value}" for name, value in sizes.items()]
   run, shared = tmp_path / "run", [f"--cache_dir={caches}", "--task_modules=labeled_tasks"]
   run_command(
     "train", "--gin_file=models/bert/tiny.gin", *small, "--gin_file=runs/finetune.gin", "--gin.TASK=toy_classification",

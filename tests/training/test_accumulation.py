@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like import parallel
 from t5like.errors import UserError
@@ -52,7 +52,7 @@ def batch_for(name):
 
 
 def state_for(model, batch):
-  params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
+  params = random_parameters(model, batch)
   return TrainState(step=jnp.int32(5), params=params, opt_state=None, seed=jnp.uint32(0))
 
 

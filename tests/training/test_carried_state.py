@@ -64,16 +64,17 @@ def test_the_carry_is_the_models_state_and_starts_over_where_a_text_does(run):
   params = run[3]().params
   carry = run[0].initial_carry(ROWS)
   both = {name: np.concatenate([batch(1)[name], batch(2)[name]], axis=1) for name in ("decoder_input_tokens",)}
-  whole = model.apply({"params": params}, both | {"decoder_continues": np.zeros(ROWS)}, carry=carry)
+  apply = jax.jit(model.apply)
+  whole = apply({"params": params}, both | {"decoder_continues": np.zeros(ROWS)}, carry=carry)
   for step in (1, 2):
     given = batch(step) | {"decoder_continues": np.full(ROWS, step == 2)}
-    outputs = model.apply({"params": params}, given, carry=carry)
+    outputs = apply({"params": params}, given, carry=carry)
     carry = outputs["carry"]
   for a, b in zip(jax.tree.leaves(whole["carry"]), jax.tree.leaves(carry), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
   np.testing.assert_allclose(outputs["logits"], whole["logits"][:, LENGTH:], atol=1e-5)
-  fresh = model.apply({"params": params}, batch(3) | {"decoder_continues": np.zeros(ROWS)}, carry=carry)
-  alone = model.apply({"params": params}, batch(3))
+  fresh = apply({"params": params}, batch(3) | {"decoder_continues": np.zeros(ROWS)}, carry=carry)
+  alone = apply({"params": params}, batch(3))
   np.testing.assert_allclose(fresh["logits"], alone["logits"], atol=1e-6)
 
 

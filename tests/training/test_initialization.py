@@ -8,6 +8,7 @@ import pytest
 
 from t5like import parallel
 from t5like.models.config import TransformerConfig
+from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.training import initialization, optimizers
 from t5like.training.state import create_state, initial_state, state_spec
@@ -53,10 +54,10 @@ def test_identical_layers_share_programs_but_not_values(caplog):
   optimizer = optimizers.adamw(0.01)
 
   def programs(layers):
-    config = dataclasses.replace(CONFIG, num_encoder_layers=layers, vocab_size=67 + layers)
+    config = dataclasses.replace(CONFIG, num_encoder_layers=0, num_decoder_layers=layers, vocab_size=67 + layers)
     caplog.clear()
     with jax.log_compiles():
-      state, _ = created(T5(config), optimizer, parallel.MeshAxes())
+      state, _ = created(GPT(config), optimizer, parallel.MeshAxes())
     return sum("compilation of jit(initialize_piece)" in line for line in caplog.messages), state.params
 
   initialization._program.cache_clear()
@@ -67,6 +68,6 @@ def test_identical_layers_share_programs_but_not_values(caplog):
   again, same = programs(3)
   assert again == 0
   jax.tree.map(np.testing.assert_array_equal, same, params)
-  kernels = [params["encoder"][f"layers_{i}"]["mlp"]["wi"]["kernel"] for i in range(3)]
+  kernels = [params["decoder"][f"layers_{i}"]["mlp"]["wi"]["kernel"] for i in range(3)]
   assert not np.array_equal(kernels[0], kernels[1]) and not np.array_equal(kernels[1], kernels[2])
   assert np.std(kernels) == pytest.approx(16**-0.5, rel=0.05)  # fan in: 16

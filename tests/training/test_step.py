@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like import parallel
 from t5like.data.layouts import Examples, encoder_decoder
@@ -40,7 +41,7 @@ def initialize(model, optimizer, mesh):
 
 
 def build(optimizer, settings=LossSettings(), config=CONFIG):  # noqa: B008
-  mesh = parallel.make_mesh(parallel.MeshAxes())
+  mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
   model, batch = T5(config), make_batch()
   state, spec = initialize(model, optimizer, mesh)
   step = compile_train_step(model, optimizer, settings, spec, batch, mesh)
@@ -194,11 +195,11 @@ def test_evaluation_is_plain_cross_entropy_without_dropout():
   mesh = parallel.make_mesh(parallel.MeshAxes(data=4, fsdp=2))
   model, batch, optimizer = T5(CONFIG), make_batch(), optimizers.adamw(0.01)
   spec = state_spec(model, optimizer, batch, mesh)
-  params = jax.jit(lambda: nn.meta.unbox(model.init(jax.random.key(0), batch))["params"])()
+  params = random_parameters(model, batch)
   step = compile_eval_step(model, LossSettings(z_loss=0.1, label_smoothing=0.1), spec, batch, mesh)
   rows = parallel.batch_sharding(mesh)
   sums = step(jax.device_put(params, spec.shardings.params), {k: jax.device_put(v, rows) for k, v in batch.items()})
-  logits = np.asarray(model.apply({"params": params}, batch)["logits"], np.float64)
+  logits = np.asarray(jax.jit(model.apply)({"params": params}, batch)["logits"], np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
   chosen = np.take_along_axis(probabilities, targets[..., None], -1)[..., 0]

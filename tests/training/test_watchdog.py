@@ -1,5 +1,6 @@
 """Real processes that hang in different ways, and some that do not. They run concurrently, as most only wait."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -76,11 +77,10 @@ with Watchdog(0, report, os._exit) as off:
 }
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-  """Starts all processes; returns (folder of the report, process) by name."""
+@contextlib.contextmanager
+def running(programs, tmp_path_factory):
+  """Starts all programs; returns (folder of the report, process) by name."""
   started = {}
-  programs = {kind: HANGING.format(before=BEFORE.get(kind, ""), hang=HANGS[kind]) for kind in HANGS} | QUIET
   for name, program in programs.items():
     folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
     head = (
@@ -92,25 +92,38 @@ def processes(tmp_path_factory):
       [sys.executable, "-c", head + program],
       env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-  suspend(started["suspended"][1])
   yield started
   for _, process in started.values():
     process.kill()
     process.communicate()
 
 
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory):
+  programs = {kind: HANGING.format(before=BEFORE.get(kind, ""), hang=hang) for kind, hang in HANGS.items()}
+  with running(programs, tmp_path_factory) as started:
+    yield started
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+  with running(QUIET, tmp_path_factory) as started:
+    suspend(started["suspended"][1])
+    yield started
+
+
 def suspend(process: subprocess.Popen) -> None:
-  """Suspends a process for 5 seconds, in which its timers expire."""
+  """Suspends a process for 4 seconds, in which its timers expire."""
   assert process.stdout.readline() == "ready\n"
   process.send_signal(signal.SIGSTOP)
-  time.sleep(5.0)
+  time.sleep(4.0)
   process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HANGS)
-def test_a_stalled_process_dumps_stacks_and_ends_with_124(kind, processes):
-  folder, process = processes[kind]
+def test_a_stalled_process_dumps_stacks_and_ends_with_124(kind, hanging):
+  folder, process = hanging[kind]
   out, err = process.communicate(timeout=300)
   in_c = kind == "regular_expression"  # no Python code can run: only faulthandler and the alarm
   assert process.returncode == (-signal.SIGALRM if in_c else STALLED) and STALLED == 124, err
@@ -122,8 +135,8 @@ def test_a_stalled_process_dumps_stacks_and_ends_with_124(kind, processes):
 
 
 @pytest.mark.parametrize("state", QUIET)
-def test_it_is_quiet_before_the_first_heartbeat_when_paused_or_working_and_after_the_end(state, processes):
-  folder, process = processes[state]
+def test_it_is_quiet_before_the_first_heartbeat_when_paused_or_working_and_after_the_end(state, quiet):
+  folder, process = quiet[state]
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0 and not out
   if state == "suspended":  # reported, but not an error
