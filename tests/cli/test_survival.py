@@ -49,7 +49,6 @@ def check_kills(t5like, pretrain, tmp_path, kills, seed):
   assert not any("damaged" in output for output in outputs)
 
 
-@pytest.mark.slow  # test_train.py resumes a run to the same bytes, test_checkpoints_failures.py kills one during saves
 def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(t5like, pretrain, tmp_path):
   """One kill, during the steps; the twenty kills of the slow test also hit the start."""
   check_kills(t5like, pretrain, tmp_path, kills=1, seed=2)
