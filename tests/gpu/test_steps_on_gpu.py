@@ -33,14 +33,26 @@ GROUPS = [
   for packed in (True, False)
   for rate in (0.0, 0.1)
 ]
+LLAMA = dict(
+  positions="rotary", num_kv_heads=2, gated_mlp=True, activation="silu", scale_attention=True, scale_logits=False,
+  initializer="normal",
+)  # fmt: skip
+DECODERS = {
+  "Llama": LLAMA,
+  "Mistral": LLAMA | dict(attention_window=100),
+  "OLMo-2": LLAMA | dict(qk_norm=True, norm_position="branch"),
+  "BLOOM": LEARNED | dict(positions="alibi", embedding_norm=True, max_positions=None),
+}
+FAMILIES |= {name: (GPT, ("num_decoder_layers",), fields) for name, fields in DECODERS.items()}
+GROUPS += [(family, False, packed, rate) for family in DECODERS for packed, rate in ((True, 0.0), (False, 0.1))]
 
 
 def batch_of(family: str, packed: bool) -> dict[str, np.ndarray]:
   """Returns random tokens, three examples per row, or one and padding on the right."""
   rng = np.random.default_rng(0)
   batch = {}
-  sides = {"T5": {"encoder": LENGTH, "decoder": TARGETS}, "GPT": {"decoder": LENGTH}, "BERT": {"encoder": LENGTH}}
-  for side, length in sides[family].items():
+  sides = {"T5": {"encoder": LENGTH, "decoder": TARGETS}, "BERT": {"encoder": LENGTH}}
+  for side, length in sides.get(family, {"decoder": LENGTH}).items():
     # Three examples in every packed row: a query without any key in the other stack has no defined result.
     at, used = np.arange(length)[None, :], rng.integers(2 * length // 3, length + 1, (ROWS, 1))
     first = rng.integers(length // 8, length // 3, (ROWS, 1))
