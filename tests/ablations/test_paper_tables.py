@@ -78,7 +78,7 @@ def test_rates_follow_the_papers_formulas():
 
 
 def test_names_of_recipes_are_folders_and_files():
-  assert len(RECIPES) == 37 + 6 + 8 + 32
+  assert len(RECIPES) == 37 + 6 + 8 + 39
   for name, recipe in RECIPES.items():
     assert recipe.gin_file == f"ablations/recipes/{name}.gin"
     assert dataclasses.replace(recipe) == recipe

@@ -216,7 +216,7 @@ def test_a_converted_model_directory_answers_like_its_source(models, t5like, tmp
     ("t5", ["--input=IN", "--field=x"], "lines of text have no fields"),
     ("bert", ["--input=IN"], "BERT is an encoder and cannot generate text"),
     ("gpt2", ["--input=IN", "--mesh=date=2"], "nearest"),
-    ("nothing", ["--input=IN"], "or hf://org/name"),
+    ("nothing", ["--input=IN"], ", hf://org/name, "),
     ("bare", ["--input=IN"], "--vocabulary=NAME_OR_FILE"),
   ],
 )
