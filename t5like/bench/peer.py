@@ -129,7 +129,7 @@ def peer_fields(model: Any) -> dict[str, Any]:
   """Returns config.json of the Hugging Face model with the same sizes and dropout."""
   from t5like.interop.huggingface import config_fields
 
-  if model.config.prefix_lm:  # the same products; causal attention alone is what transformers has
+  if model.config.prefix_lm:  # transformers has causal attention only; the products are the same
     model = model.clone(config=dataclasses.replace(model.config, prefix_lm=False))
   return config_fields(model)
 
