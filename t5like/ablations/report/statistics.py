@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean as mean
 
 import numpy as np
-from scipy import stats
 
 TIE_DEVIATIONS = 2.0  # scores at most this far below the best are ties (Raffel et al. 2019, section 3.1)
 _EXACT_ROWS = 10  # beyond, permutations are sampled instead of enumerated
@@ -79,6 +78,8 @@ def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> RankCorr
     return None
   if len(set(ours)) == 1 or len(set(theirs)) == 1:
     return RankCorrelation(n, None, None, None, None, exact=True)
+  from scipy import stats  # takes a second to import, and the workers of a sweep do not need it
+
   rho, tau = stats.spearmanr(ours, theirs).statistic, stats.kendalltau(ours, theirs).statistic
   return RankCorrelation(n, float(rho), float(tau), *_permutation_p_values(ours, theirs), exact=n <= _EXACT_ROWS)
 
@@ -107,6 +108,8 @@ def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tup
 
 def _doubled_ranks(scores: Sequence[float]) -> np.ndarray:
   """Returns twice the rank of each score, an integer: shared ranks are multiples of 1/2."""
+  from scipy import stats
+
   return np.round(2 * stats.rankdata(scores)).astype(np.int32)
 
 
