@@ -31,6 +31,7 @@ class Scale:
   finetune_eval_period: int
   finetune_eval_examples: int
   finetune_learning_rate: float
+  finetune_eval_loss_period: int = 0
   # With heads:
   finetune_epochs: float = 0.0  # at most this many, and at most finetune_steps
   finetune_span_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of rows with spans

@@ -3,6 +3,7 @@
 t5like ablate --report --sweep_dir=DIR                     writes DIR/report/: report.html, .md, .csv, and table.md
 t5like ablate --report --sweep_dir=DIR --export=FILE.json  writes one small file with all data of the report
 t5like ablate --report --from=FILE.json --output=DIR       writes the report from that file
+t5like ablate --report --from=A.json --from=B.json ...     joins parts of one sweep, such as those of two machines
 t5like ablate --report --from=mini --output=DIR            writes the report of our sweep at mini scale on one H200
 """
 
@@ -20,7 +21,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
   """Adds the options of a report; --sweep_dir is shared with the sweep."""
   group = parser.add_argument_group("report")
   group.add_argument("--report", action="store_true", help="write the report of a sweep, finished or not")
-  group.add_argument("--from", dest="report_from", metavar="FILE.json", help="exported sweep to report; mini: ours")
+  group.add_argument(
+    "--from", dest="report_from", metavar="FILE.json", action="append",
+    help="exported sweep to report; repeat it for its parts; mini, midi: ours",
+  )  # fmt: skip
   group.add_argument("--output", metavar="DIR", help="output directory (default: SWEEP_DIR/report)")
   group.add_argument("--export", metavar="FILE.json", help="write the results into one small file, to keep or commit")
   group.add_argument("--device_watts", type=float, help="power of one busy device (default: by device kind)")
@@ -31,18 +35,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   from t5like.ablations.report import write_report
   from t5like.ablations.report.comparison import compare
-  from t5like.ablations.report.data import read_export, read_sweep, write_export
+  from t5like.ablations.report.data import read_exports, read_sweep, write_export
   from t5like.ablations.report.summary import summarize
   from t5like.configuration.statements import import_module
 
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report needs exactly one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an export")
   assumptions = _assumptions(args)
-  sweep_dir, exported = _path(args.sweep_dir, "--sweep_dir"), _path(args.report_from, "--from")
+  sweep_dir, exported = _path(args.sweep_dir, "--sweep_dir"), [_path(x, "--from") for x in args.report_from or []]
   output, export = _path(args.output, "--output"), _path(args.export, "--export")
   for module in task_modules(args):  # modules named in sweep.json are not imported: they may be untrusted
     import_module(module, "--task_modules")
-  data = read_export(exported) if exported else read_sweep(sweep_dir)
+  data = read_exports(exported) if exported else read_sweep(sweep_dir)
   if export:
     write_export(export, data)
     print(f"exported {len(data.results)} runs to {export}")

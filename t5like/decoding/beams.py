@@ -81,14 +81,19 @@ def _continuations(search: SearchContext, logits: jax.Array, live: dict, positio
 
   There are enough of them to leave `beams` unfinished, however many end.
   """
-  endings = search.endings
+  settings, endings = search.settings, search.endings
   batch, beams, size = live["written"].shape
-  likelihoods = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-  likelihoods = search.process_logits(likelihoods, live["written"].reshape(batch * beams, size), position)
-  vocab = likelihoods.shape[1]
+  logits = logits.astype(jnp.float32)
+  normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+  if settings.repetition_penalty != 1.0 or settings.forced_first is not None or settings.forced_end:
+    # These rules read or set log-probabilities; the others only forbid tokens, and the few best are normalized later.
+    logits, normalizer = logits - normalizer, 0.0
+  logits = search.process_logits(logits, live["written"].reshape(batch * beams, size), position)
+  vocab = logits.shape[1]
   count = min((2 + len(endings.stop_sequences)) * beams, beams * vocab)
   each = min(count, vocab)
-  best, tokens = largest(likelihoods, each)  # of each hypothesis, then of the row
+  best, tokens = largest(logits, each)  # of each hypothesis, then of the row
+  best = best - normalizer
   total = (best.reshape(batch, beams, each) + live["scores"][:, :, None]).reshape(batch, beams * each)
   scores, indices = jax.lax.top_k(total, count)
   tokens = jnp.take_along_axis(tokens.reshape(batch, beams * each), indices, axis=1)

@@ -5,6 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.platform import target_platform
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def product(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -13,6 +15,8 @@ def product(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.
   By default, the gradient of a bfloat16 product with a float32 result is a float32 product: an eighth of the speed,
   and no more precise than its bfloat16 factors.
   """
+  if target_platform() == "cpu":  # XLA lacks some of these products there; in `dtype` the result is the same
+    x, y = x.astype(dtype), y.astype(dtype)
   return jnp.einsum(equation, x, y, preferred_element_type=dtype)
 
 

@@ -8,7 +8,7 @@ import jax
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
+from t5like.models.layers import ACTIVATIONS, Dropout, Norm, ResidualScale, activate, constrain_activations, dense
 from t5like.models.modifications.experts import Experts
 from t5like.models.modifications.relative_attention import RelativeAttention
 from t5like.models.modifications.synthesizer import SynthesizerAttention
@@ -28,13 +28,11 @@ class MLP(nn.Module):
     def project_in(name):
       return dense(config, config.mlp_dim, ("embed", "mlp"), role="branch", name=name)(x)
 
-    if config.gated_mlp:
-      if self.has_variable("fused", "wi"):
-        both = fused_products(self, "wi", x)
-        gate, linear = both[..., 0, :], both[..., 1, :]
-      else:
-        gate, linear = project_in("wi_0"), project_in("wi_1")
-      h = activate(config, gate, linear)
+    if self.has_variable("fused", "wi"):  # in decoding
+      gate_and_linear = fused_products(self, "wi", x)
+      h = ACTIVATIONS[config.activation](gate_and_linear[..., 0, :]) * gate_and_linear[..., 1, :]
+    elif config.gated_mlp:
+      h = activate(config, project_in("wi_0"), project_in("wi_1"))
     else:
       h = activate(config, project_in("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))

@@ -31,6 +31,14 @@ def test_table_10_is_complete_and_the_readme_has_its_rows():
   assert readme_table(compare(measured)) in ABLATIONS_README
 
 
+def test_tables_4_and_5_at_midi_scale_are_complete_and_the_readme_has_their_rows():
+  measured = read_export("midi")
+  runs = {(result.recipe, result.seed) for result in measured.results}
+  recipes = {recipe for number in (4, 5) for recipe in TABLES[number].recipes}
+  assert runs == {(recipe, seed) for recipe in recipes for seed in range(3)} and not measured.failures
+  assert readme_table(compare(measured)) in ABLATIONS_README
+
+
 def test_every_row_of_the_five_tables_was_run_with_two_seeds(measured):
   tables = [2, 4, 5, 6, 7]
   assert [table.number for table in measured.tables] == tables and not measured.failures
@@ -62,14 +70,16 @@ def test_the_readme_has_an_excerpt(measured):
   assert f"{squad.spearman:+.2f}, p = {squad.spearman_p:.3f}" in last[1]
 
 
-def test_the_scale_has_not_changed(measured):
+@pytest.mark.parametrize("name", ["mini", "midi"])
+def test_the_scale_has_not_changed(name):
   """Other steps or sizes would need new results."""
+  measured = read_export(name)
   register_configurables()
 
-  @functools.cache  # for both seeds
+  @functools.cache  # for all seeds
   def configured(recipe):
     configuration.load(
-      [RECIPES[recipe].gin_file, "ablations/scales/mini.gin"],
+      [RECIPES[recipe].gin_file, f"ablations/scales/{name}.gin"],
       [("MODEL_DIR", "unused"), *map(tuple, measured.sweep["gin"])],
     )
     return configuration.build("scale"), configuration.build("train")
@@ -84,7 +94,7 @@ def test_the_scale_has_not_changed(measured):
     assert result.cost["pretraining"].tokens == tokens
 
 
-@pytest.mark.parametrize("name", ["mini", "mini_table10"])
+@pytest.mark.parametrize("name", ["mini", "mini_table10", "midi"])
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)

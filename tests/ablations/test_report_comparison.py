@@ -12,7 +12,7 @@ from report_sweeps import synthetic_result, write_sweep
 from t5like.ablations.report.comparison import compare
 from t5like.ablations.report.conclusions import CONCLUSIONS, check_conclusions
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
-from t5like.ablations.report.data import ReportData, read_export, read_sweep, write_export
+from t5like.ablations.report.data import ReportData, read_export, read_exports, read_sweep, write_export
 from t5like.ablations.report.examples import TEXT, examples
 from t5like.ablations.report.summary import summarize
 from t5like.ablations.report.text import cost_line, csv_text, markdown, readme_table
@@ -211,6 +211,25 @@ def test_an_invalid_export_is_rejected(tmp_path, text, message):
   (tmp_path / "x.json").write_text(text)
   with pytest.raises(UserError, match=message):
     read_export(tmp_path / "x.json")
+
+
+def test_parts_of_a_sweep_are_joined(tmp_path):
+  """The first has the seeds 0 of all runs, the second has the others."""
+  data = read_sweep(write_sweep(tmp_path / "sweep", tables=(5, 7)))
+  files = [tmp_path / "a.json", tmp_path / "b.json"]
+  for file, (tables, seeds) in zip(files, (([5], (0,)), ([7, 5], (1, 2))), strict=True):
+    results = [result for result in data.results if result.seed in seeds]
+    write_export(file, dataclasses.replace(data, sweep={**data.sweep, "tables": tables}, results=results))
+  joined = read_exports(files)
+  assert len(joined.results) == len(data.results) and joined.sweep["tables"] == [5, 7]
+  assert csv_text(compare(joined)) == csv_text(compare(data))
+  assert summarize(compare(joined)).missing == summarize(compare(data)).missing
+  with pytest.raises(UserError, match="duplicate runs"):
+    read_exports([files[0], files[0]])
+  write_export(files[1], dataclasses.replace(data, sweep={**data.sweep, "gin": [["PRETRAIN_STEPS", "7"]]}))
+  with pytest.raises(UserError, match="not parts of one sweep") as caught:
+    read_exports(files)
+  assert "PRETRAIN_STEPS" in str(caught.value)
 
 
 def test_duplicate_runs_are_rejected(tmp_path):

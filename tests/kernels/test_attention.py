@@ -162,6 +162,13 @@ def test_scores_of_bfloat16_are_not_rounded():
   np.testing.assert_allclose(np.asarray(out, np.float32), 1 / (1 + np.exp(-1)), rtol=2**-8)
 
 
+def test_bfloat16_products_that_xla_lacks_on_a_cpu():
+  """A product without common axes: Synthesizers have it."""
+  x, y = jnp.ones((2, 3, 2, 5), jnp.bfloat16), jnp.full((5, 7), 1 + 2**-7, jnp.bfloat16)
+  found = jax.jit(lambda x, y: product("bqhd,dk->bhqk", x, y, jnp.float32))(x, y)
+  np.testing.assert_array_equal(found, np.full((2, 2, 3, 7), 5 + 5 * 2**-7, np.float32))
+
+
 def test_the_backward_pass_of_bfloat16_products_is_in_bfloat16():
   """A float32 product would take eight times as long."""
   x, y = jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)

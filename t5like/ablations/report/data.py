@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,6 +28,7 @@ from t5like.files import storage
 
 _FORMAT = 1
 _MEASURED = Path(__file__).parents[1] / "measured"  # exports of our own sweeps
+_DIFFERS_IN_PARTS = ("tables", "recipes", "seeds", "created")  # in exports of one sweep from several machines
 _EXPORTED_POINTS = 50  # of a loss curve: enough for a plot, small enough to commit
 
 
@@ -100,6 +101,31 @@ def read_export(file: str | Path) -> ReportData:
   except TypeError as error:
     raise UserError(f"invalid runs in {file}", because=error) from None
   return _validate(content["sweep"], results, failures, file)
+
+
+def read_exports(files: Sequence[str | Path]) -> ReportData:
+  """Reads exported parts of one sweep, such as those of several machines: same settings, other runs."""
+  first, *others = parts = [read_export(file) for file in files]
+  if not others:
+    return first
+  for file, part in zip(files[1:], others, strict=True):
+    names = [name for name in {**first.sweep, **part.sweep} if name not in _DIFFERS_IN_PARTS]
+    different = [name for name in names if first.sweep.get(name) != part.sweep.get(name)]
+    if different:
+      raise UserError(
+        "not parts of one sweep",
+        files=f"{files[0]}, {file}",
+        different="; ".join(f"{name}: {first.sweep.get(name)}, {part.sweep.get(name)}" for name in different),
+      )
+  joined = {name: _joined(part.sweep.get(name, []) for part in parts) for name in ("tables", "recipes")}
+  joined["seeds"] = _joined(part.seeds for part in parts)
+  results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
+  data = _validate(first.sweep | joined, results, failures, Path(files[0]))
+  return dataclasses.replace(data, left_out=_joined([*(part.left_out for part in parts), data.left_out]))
+
+
+def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:
+  return list(dict.fromkeys(each for items in lists for each in items))
 
 
 def write_export(file: str | Path, data: ReportData) -> None:
