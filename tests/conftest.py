@@ -21,6 +21,7 @@ os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -39,10 +40,13 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 from t5like.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+gc.disable()  # until all tests are collected: visiting what they import took a sixth of that time
 
 # Compiling the library and rewriting the assertions takes seconds in every process: keep the bytecode, even where
 # Python is set not to.
@@ -56,6 +60,9 @@ atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 # With two workers on two cores, the time of an example means nothing.
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
+
+# JAX lowers every program in an MLIR context of its own, which takes longer than the programs of most tests.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -216,6 +223,7 @@ def pytest_collection_finish():
   gc.collect()
   gc.freeze()
   gc.set_threshold(20_000, 10, 10)
+  gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -123,6 +123,7 @@ class Store:
 
 class Handler(BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
+  disable_nagle_algorithm = True  # or every answer waits 40 ms for the acknowledgement of its header
   store: Store
 
   def log_message(self, *unused) -> None:
@@ -255,7 +256,7 @@ def serving(*buckets: str, token: str | None = None):
   """A server on a free port: its address and its store."""
   store = Store(buckets, token)
   server = Server(("localhost", 0), type("Bound", (Handler,), {"store": store}))
-  thread = threading.Thread(target=server.serve_forever, daemon=True)
+  thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
   thread.start()
   try:
     yield f"http://localhost:{server.server_port}", store

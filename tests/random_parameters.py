@@ -4,9 +4,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from t5like.training.state import parameter_shapes
 
-def random_parameters(model: nn.Module, batch: dict) -> dict:
-  """Draws all arrays from numpy's normal distribution with a standard deviation of 0.3, norms and biases included."""
-  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda x: rng.normal(0.0, 0.3, x.shape).astype(x.dtype), shapes)
+
+def random_parameters(model: nn.Module, batch: dict, seed: int = 0, stddev: float = 0.3) -> dict:
+  """Draws all arrays from numpy's normal distribution, norms and biases included."""
+  rng = np.random.default_rng(seed)
+  shapes = nn.unbox(parameter_shapes(model, batch))
+  return jax.tree.map(lambda x: rng.normal(0.0, stddev, x.shape).astype(x.dtype), shapes)

@@ -25,7 +25,7 @@ from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV,
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, dense, embedding_init
+from t5like.models.layers import Dropout, Norm, dense, embedding_init, parameter
 from t5like.models.positions import rotary_frequencies, rotate
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
@@ -79,7 +79,8 @@ class RelativeBiasTable(nn.Module):
   def __call__(self, bidirectional: bool) -> RelativeBias:
     config = self.config
     init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-    table = self.param(
+    table = parameter(
+      self,
       "rel_embedding",
       nn.with_logical_partitioning(init, ("heads", None)),
       (config.num_heads, config.relative_buckets),
@@ -102,7 +103,7 @@ class RelativeTable(nn.Module):
     config = self.config
     init = nn.with_logical_partitioning(embedding_init(config), (None, "embed"))
     shape = (2 * config.relative_buckets, config.embed_dim)
-    table = self.param("embedding", init, shape, jnp.dtype(config.param_dtype)).astype(config.dtype)
+    table = parameter(self, "embedding", init, shape, jnp.dtype(config.param_dtype)).astype(config.dtype)
     return Norm(config, name="norm")(table) if config.relative_norm else table
 
 

@@ -9,7 +9,7 @@ from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, constrain_activations, dense, embedding_init, kernel_init
+from t5like.models.layers import Dropout, Norm, constrain_activations, dense, embedding_init, kernel_init, parameter
 from t5like.models.padding import prepend
 from t5like.models.positions import sinusoids
 from t5like.models.tuning import extended, extensions
@@ -148,7 +148,7 @@ def _table(module: nn.Module, name: str, rows: int, axis: str | None = None) -> 
   init = nn.with_logical_partitioning(embedding_init(config), (axis, "embed"))
   wide = config.embedding_projection == "tokens" and axis != "vocab"
   width = config.embed_dim if wide else config.embedding_width
-  return module.param(name, init, (rows, width), jnp.dtype(config.param_dtype))
+  return parameter(module, name, init, (rows, width), jnp.dtype(config.param_dtype))
 
 
 class LogitsBias(nn.Module):
@@ -160,7 +160,7 @@ class LogitsBias(nn.Module):
   @nn.compact
   def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab]
     zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-    bias = self.param("bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
+    bias = parameter(self, "bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
     bias = (bias if self.trains else jax.lax.stop_gradient(bias)).astype(logits.dtype)
     return logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
 
@@ -175,7 +175,7 @@ class LogitsDense(nn.Module):
     config = self.config
     init = nn.with_logical_partitioning(kernel_init(config), ("embed", "vocab"))
     shape = (config.embed_dim, config.vocab_size)
-    kernel = self.param("kernel", init, shape, jnp.dtype(config.param_dtype))
+    kernel = parameter(self, "kernel", init, shape, jnp.dtype(config.param_dtype))
     return extended(self, lambda hidden: logits(config, hidden, kernel), scale(config, hidden))
 
 

@@ -101,6 +101,20 @@ def _bias_gradients(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, ja
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), _bias_gradients)
 
 
+def parameter(
+  module: nn.Module, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...], dtype: jnp.dtype
+) -> jax.Array:
+  """Returns `module.param(...)`, but does not trace the initializer of a parameter that is given.
+
+  Flax does, to compare the shapes: that took a third of the time to trace a model.
+  """
+  if module.has_variable("params", name) and not module.is_mutable_collection("params"):
+    value = nn.unbox(module.get_variable("params", name))
+    if value.shape == shape:
+      return value
+  return module.param(name, init, shape, dtype)
+
+
 class Dense(nn.Dense):
   """A dense layer that finetuning may extend: see tuning.py."""
 
@@ -109,11 +123,11 @@ class Dense(nn.Dense):
     return extended(self, self._product, x)
 
   def _product(self, x: jax.Array) -> jax.Array:
-    kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+    kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
     y = x.astype(self.dtype) @ kernel.astype(self.dtype)
     if not self.use_bias:
       return y
-    return add_bias(y, self.param("bias", self.bias_init, (self.features,), self.param_dtype))
+    return add_bias(y, parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype))
 
 
 def dense(
@@ -146,10 +160,12 @@ class Norm(nn.Module):
       x = x.astype(config.dtype)
       return (x, x) if with_input else x
     dtype = jnp.dtype(config.param_dtype)
-    scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)), (width,), dtype)
+    ones = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+    scale = parameter(self, "scale", ones, (width,), dtype)
     bias = None
     if config.norm == "layer":
-      bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,)), (width,), dtype)
+      zeros = nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,))
+      bias = parameter(self, "bias", zeros, (width,), dtype)
     settings = dict(epsilon=config.norm_epsilon, centered=config.norm == "layer", dtype=jnp.dtype(config.dtype))
     return norm(x, scale, bias, **settings, with_input=with_input)
 

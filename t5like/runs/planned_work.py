@@ -22,6 +22,7 @@ from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
 from t5like.runs.saved_parameters import saved_selection
 from t5like.runs.teachers import open_teacher, train_model
+from t5like.training.state import parameter_shapes
 from t5like.vocabularies import load_vocabulary
 
 
@@ -42,7 +43,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
     experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   teacher = open_teacher(experiment)[1] if experiment.distillation else None
-  boxed = jax.eval_shape(train_model(experiment, teacher).init, jax.random.key(0), batches[-1])["params"]
+  boxed = parameter_shapes(train_model(experiment, teacher), batches[-1])
   params = nn.meta.unbox(boxed)
   plan = training_plan(experiment, params)
   optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from pathlib import Path
@@ -159,13 +160,21 @@ def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
     return ByteVocabulary(extra_ids)
   if base == SPELLED:
     return SpelledWords()
-  path = vocabulary_path(base)
+  if base in EMBEDDED:
+    return _load_once(base, EMBEDDED[base], extra_ids)
+  return _load_file(base, vocabulary_path(base), extra_ids)
+
+
+def _load_file(name: str, path: Path, extra_ids: int | None) -> Vocabulary:
   kind = _kind(path)
   if kind == "sentencepiece":
     return SentencePieceVocabulary(path, extra_ids)
   if extra_ids:
-    raise UserError(f"the vocabulary {base!r} does not support extra_ids", expected="a SentencePiece model, or byte")
+    raise UserError(f"the vocabulary {name!r} does not support extra_ids", expected="a SentencePiece model, or byte")
   return _load_subwords(path, kind)
+
+
+_load_once = functools.cache(_load_file)  # other files may change while a program runs
 
 
 def name_of(vocabulary: Vocabulary) -> str:

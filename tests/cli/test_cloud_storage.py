@@ -58,12 +58,12 @@ def test_a_run_on_a_store_resumes_despite_a_damaged_checkpoint(store, t5like, pr
   victim = next(name for name in sums if "/d/" in name)
   del store.buckets[BUCKET][f"runs/demo/checkpoints/4/{victim}"]
   before = len(store.requests)
-  output = t5like(*run, "--gin.TRAIN_STEPS=5").stdout
+  output = t5like(*run, "--gin.TRAIN_STEPS=3").stdout
   assert "checkpoint 4 is damaged" in output and "its own checkpoint of step 2" in output
-  assert steps_in(store, "runs/demo") == [2, 4, 5]
+  assert steps_in(store, "runs/demo") == [2, 3]
   assert any(name.startswith("runs/demo/checkpoints/damaged-4/") for name in store.buckets[BUCKET])
   metrics = rows(store, "runs/demo/metrics.jsonl")
-  assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3, 4, 5]
+  assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3]
   reads = [r for r in store.requests[before:] if "metrics.jsonl" in r and "alt=media" in r]
   assert len(reads) == 2, "at the start, and for the plot at the end"
   for name in ("config.gin", "run_card.txt", "goodput.jsonl", "loss.png"):

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from trainers import assert_same_bytes, cut_after, finish, has_checkpoint, losses, parameters, start, wait_for
 
+from t5like import configuration
+from t5like.runs import train
+from t5like.training.loop import Hook
 from t5like.training.records.metrics import read_metrics
 
 
@@ -73,19 +76,18 @@ def test_resuming_gives_the_same_bytes_as_running_through(t5like, steady, whole,
   assert "nothing left to train" in out
 
 
-@pytest.mark.usefixtures("whole")  # compiled what all runs share
-def test_nothing_is_compiled_between_steps(t5like, steady, tmp_path):
-  """A run of three times the steps, rows and saves lowers the same number of programs."""
-  lowered = []
+def test_nothing_is_compiled_between_steps(t5like, steady, use_devices, tmp_path):
+  """Once a step was run, logged and saved, nothing is lowered for the next ones."""
+  run = [*steady, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=8"]
+  t5like(*run, "--dry_run")
+  lowered, counts = [], {}
   jax.monitoring.register_event_duration_secs_listener(
     lambda event, seconds, **_: lowered.append(event) if event.endswith("jaxpr_to_mlir_module_duration") else None
   )
-  counts = []
-  for steps in (2, 6):
-    before = len(lowered)
-    t5like(*steady, f"--gin.MODEL_DIR={tmp_path}/{steps}", f"--gin.TRAIN_STEPS={steps}", "--gin.CHECKPOINT_PERIOD=1")
-    counts.append(len(lowered) - before)
-  assert counts[0] == counts[1] > 0
+  count = Hook(every=1, action=lambda state: counts.update({int(state.step): len(lowered)}))
+  with use_devices(1):
+    train(configuration.build("train"), hooks=[count])
+  assert list(counts) == list(range(1, 9)) and 0 < counts[5] == counts[8]
 
 
 @pytest.mark.slow

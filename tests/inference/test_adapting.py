@@ -3,10 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like import parallel
 from t5like.errors import UserError
@@ -56,9 +56,7 @@ def bert(**changes) -> BERT:
 
 def initial(model, seed=0):
   """Returns random parameters of a model; norms and biases, too."""
-  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), BATCH))["params"]
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
+  return random_parameters(model, BATCH, seed, 1.0)
 
 
 def save(folder: Path, model, params, vocabulary) -> Path:

@@ -80,7 +80,8 @@ def test_a_failed_process_stops_all_and_its_status_is_kept(status):
 
 def test_an_immediate_failure_stops_processes_that_have_just_started():
   for _ in range(3):  # to cover both orders
-    run(4, ["bash", "-c", "[ $T5LIKE_PROCESS_ID != 0 ] || exit 1;" + WAITS], status=1)
+    # A signal between fork and exec is lost now and then: that process is killed after this time.
+    run(4, ["bash", "-c", "[ $T5LIKE_PROCESS_ID != 0 ] || exit 1;" + WAITS], status=1, T5LIKE_STOP_SECONDS="2")
 
 
 def test_a_process_that_does_not_stop_is_killed_with_its_children():

@@ -1,9 +1,9 @@
 """Tiny models of every family."""
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from random_parameters import random_parameters
 
 from t5like.models import BERT, GPT, T5, TransformerConfig
 
@@ -27,10 +27,7 @@ class Built:
     self.config = model.config
     token = np.ones((1, 2), np.int32)
     batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
-    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
-    rng = np.random.default_rng(0)
-    self.params = jax.tree.map(lambda x: rng.normal(0.0, 0.3, x.shape).astype(x.dtype), shapes)
-
+    self.params = random_parameters(model, batch)
     self._apply = self.jit(lambda params, batch: model.apply({"params": params}, batch))
 
   @staticmethod

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 
 from t5like.errors import UserError
 from t5like.kernels.attention import Mask
@@ -17,7 +18,7 @@ from t5like.models.blocks import MLP, Block
 from t5like.models.cache import select_hypotheses, start_cache
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
-from t5like.models.layers import Norm, add_bias, dense, kernel_init
+from t5like.models.layers import Norm, add_bias, dense, kernel_init, parameter
 from t5like.models.padding import encoder_valid
 from t5like.models.positions import rotary_frequencies, rotate, sinusoids
 from t5like.models.stack import Stack
@@ -34,6 +35,26 @@ def config(**fields):
 def random_params(module, *args):
   shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *args))["params"]
   return jax.tree.map(lambda x: RNG.normal(0.0, 0.7, x.shape).astype(x.dtype), shapes)
+
+
+class Parameter(nn.Module):
+  init_x: nn.initializers.Initializer
+  shape: tuple[int, ...] = (2,)
+
+  @nn.compact
+  def __call__(self):
+    return parameter(self, "x", self.init_x, self.shape, jnp.float32)
+
+
+def test_a_parameter_that_is_given_is_not_drawn_again_and_must_fit():
+  drawn = []
+  init = lambda *given: drawn.append(1) or nn.initializers.ones(*given)  # noqa: E731
+  variables = jax.tree.map(lambda x: 3 * x, Parameter(init).init(jax.random.key(0)))
+  assert len(drawn) == 1
+  np.testing.assert_array_equal(Parameter(init).apply(variables), [3.0, 3.0])
+  assert len(drawn) == 1
+  with pytest.raises(ScopeParamShapeError):
+    Parameter(init, shape=(3,)).apply(variables)
 
 
 def test_sinusoids():

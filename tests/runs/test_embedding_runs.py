@@ -1,5 +1,6 @@
 """Runs that train sentence embeddings on JSON lines: from CORPUS_FILES to scores, vectors and neighbors."""
 
+import functools
 import json
 import random
 
@@ -41,7 +42,7 @@ def rows_of(kind, count, seed):
 
 @pytest.fixture(scope="module")
 def own_files(tmp_path_factory, request):
-  """Token caches of JSON lines, built by the real command, and the files by task and split."""
+  """A folder, JSON lines in it by task and split, and what builds their token caches there by the real command."""
   run_here, folder = request.getfixturevalue("t5like"), tmp_path_factory.mktemp("own")
   files = {}
   for kind, counts in {"triplets": (128, 16), "scores": (32, 24), "pairs": (16, 16)}.items():
@@ -50,21 +51,23 @@ def own_files(tmp_path_factory, request):
       path = folder / f"{kind}.{split}.jsonl"
       path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, count, len(named))))
       named[split] = str(path)
-    for vocabulary in ("bert_uncased", "tiny") if kind == "triplets" else ("bert_uncased",):
-      for split in named:
-        given = [f"--files={name}={path}" for name, path in named.items()]
-        run_here(
-          "cache", f"{kind}_embedding", f"--split={split}", f"--vocabulary={vocabulary}", f"--out={folder}", *given
-        )
-  return folder, files
+
+  @functools.cache
+  def build(task, vocabulary="bert_uncased"):
+    given = [f"--files={name}={path}" for name, path in files[task].items()]
+    for split in files[task]:
+      run_here("cache", task, f"--split={split}", f"--vocabulary={vocabulary}", f"--out={folder}", *given)
+
+  return folder, files, build
 
 
 @pytest.fixture
 def settings(tmp_path, own_files):
-  folder, files = own_files
+  folder, files, build = own_files
 
   def make(task, family="bert", **changes):
     vocabulary, model = MODELS[family]
+    build(task, vocabulary)
     given = dict(
       model_dir=str(tmp_path / "run"), model=model, vocabulary=vocabulary, task=task, lengths={"inputs": 12},
       batch_size=16, steps=60, optimizer=t5like.optimizers.adamw(0.02), z_loss=0.0, cache_dir=str(folder),
@@ -78,6 +81,8 @@ def settings(tmp_path, own_files):
 def test_triplets_from_files_to_scores_vectors_and_neighbors(settings, own_files, request, tmp_path):
   """In-batch ranking in microbatches, scored in the loop on triplets, scores and retrieval; then the commands."""
   tasks = ["triplets_embedding", "scores_embedding", "pairs_embedding"]
+  for task in tasks:
+    own_files[2](task)
   experiment = t5like.Experiment(**settings("triplets_embedding", microbatches=2, eval_tasks=tasks))
   result = t5like.train(experiment)
   assert result.scores["eval/triplets_embedding/accuracy"] >= 90
@@ -131,6 +136,7 @@ def test_mismatches_are_found_before_anything_is_compiled(settings, task, head, 
 
 def test_untrained_models_are_scored_by_their_pooled_states(settings, own_files, request, tmp_path):
   """`eval --embed` of a model without a head, and the same in Python."""
+  own_files[2]("scores_embedding")
   result = t5like.train(t5like.Experiment(**settings("triplets_embedding", steps=1, eval_split="")))
   model = t5like.load(result.model_dir)
   scored = [

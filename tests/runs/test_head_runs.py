@@ -1,5 +1,6 @@
 """Runs with heads, from a task's name to its scores: train, evaluate in the loop and as a command, infer."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -72,26 +73,33 @@ def run_command(request):
 
 
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory, request):
-  """Token caches of the tasks of labeled_tasks.py, built by the real command."""
+def caches(tmp_path_factory):
+  """The folder of the token caches."""
+  return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module")
+def cached(caches, request):
+  """Builds the token caches of a task of labeled_tasks.py by the real command, once."""
   run_here = request.getfixturevalue("t5like")
-  folder = tmp_path_factory.mktemp("caches")
-  for vocabulary in ("bert_uncased", "tiny"):
-    for task in TASKS if vocabulary == "bert_uncased" else ("toy_classification", "toy_tagging"):
-      for split in ("train", "validation"):
-        run_here(
-          "cache", task, f"--split={split}", f"--vocabulary={vocabulary}", f"--out={folder}",
-          "--task_modules=labeled_tasks",
-        )  # fmt: skip
-  return folder
+
+  @functools.cache
+  def build(task, vocabulary):
+    given = [f"--vocabulary={vocabulary}", f"--out={caches}", "--task_modules=labeled_tasks"]
+    for split in ("train", "validation"):
+      run_here("cache", task, f"--split={split}", *given)
+
+  return build
 
 
 @pytest.fixture
-def settings(tmp_path, caches):
+def settings(tmp_path, caches, cached):
   """Arguments of an experiment with a family and a task."""
 
   def make(family, task, **changes):
     vocabulary, model = MODELS[family]
+    if task in TASKS:
+      cached(task, vocabulary)
     given = dict(
       model_dir=str(tmp_path / f"{family}_{task}"), model=model, vocabulary=vocabulary, task=task,
       lengths={"inputs": 32}, batch_size=16, steps=60, optimizer=t5like.optimizers.adamw(0.01), z_loss=0.0,
@@ -209,8 +217,9 @@ def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(set
   assert card["model"]["head"]["class"] == "TaggingHead" and "BERT with a TaggingHead" in card["text"]["model"]
 
 
-def test_commands_train_evaluate_and_infer(settings, run_command, caches, tmp_path):
+def test_commands_train_evaluate_and_infer(cached, run_command, caches, tmp_path):
   """As a user: gin files, a head of gin with settings of its own, and the files that commands write."""
+  cached("toy_classification", "bert_uncased")
   sizes = dict(EMBED_DIM=16, MLP_DIM=32, HEAD_DIM=8, NUM_ENCODER_LAYERS=1)
   small = [f"--gin.{name}={value}" for name, value in sizes.items()]
   run, shared = tmp_path / "run", [f"--cache_dir={caches}", "--task_modules=labeled_tasks"]

@@ -306,6 +306,14 @@ def test_broken_files_are_reported(file, content, words, tmp_path):
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def test_an_embedded_vocabulary_is_loaded_once_and_a_file_whenever_it_is_asked_for(tmp_path):
+  assert load_vocabulary("tiny") is load_vocabulary("tiny") is not load_vocabulary("tiny:extra_ids=7")
+  shutil.copy(EMBEDDED["tiny"], tmp_path / "own.model")
+  before = load_vocabulary(str(tmp_path / "own.model"))
+  shutil.copy(EMBEDDED["t5"], tmp_path / "own.model")
+  assert before.vocab_size < load_vocabulary(str(tmp_path / "own.model")).vocab_size == 32_100
+
+
 def test_every_embedded_file_exists():
   assert all(path.is_file() for path in EMBEDDED.values())
 

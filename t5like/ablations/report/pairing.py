@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from t5like.ablations.report.statistics import Spread, pooled_spread
 
@@ -62,6 +61,8 @@ def spearman_interval(
   """
   if len(means) < 3 or not len(residuals) or len(set(theirs)) == 1:
     return None
+  from scipy import stats  # takes a second to import, and the workers of a sweep do not need it
+
   generator = np.random.default_rng(zlib.crc32(repr([round(m, 9) for m in means]).encode()))  # same bytes every time
   noise = [generator.choice(residuals, (DRAWS, n)).mean(axis=1) for n in seeds]  # rows of [draws]
   drawn = np.asarray(means)[:, None] + np.stack(noise)  # [rows, draws]

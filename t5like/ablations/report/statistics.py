@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean as mean
 
 import numpy as np
-from scipy import stats
 
 TIE_DEVIATIONS = 2.0  # scores at most this far below the best are ties (Raffel et al. 2019, section 3.1)
 _EXACT_ROWS = 10  # beyond, permutations are sampled instead of enumerated
@@ -79,6 +78,8 @@ def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> RankCorr
     return None
   if len(set(ours)) == 1 or len(set(theirs)) == 1:
     return RankCorrelation(n, None, None, None, None, exact=True)
+  from scipy import stats  # takes a second to import, and the workers of a sweep do not need it
+
   rho, tau = stats.spearmanr(ours, theirs).statistic, stats.kendalltau(ours, theirs).statistic
   return RankCorrelation(n, float(rho), float(tau), *_permutation_p_values(ours, theirs), exact=n <= _EXACT_ROWS)
 
@@ -91,22 +92,34 @@ def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tup
   """
   a, b = _doubled_ranks(ours), _doubled_ranks(theirs)
   drawn = int(len(a) > _EXACT_ROWS)
+  # Over all permutations, the order of the rows does not matter: without ties, all tables of n rows share the counts.
+  given = (a, b) if drawn else (np.sort(a), np.sort(b))
+  products, concordance = _count_permutations(*(tuple(ranks.tolist()) for ranks in given))
+  order = sum(int(np.sign((a[i] - a[j]) * (b[i] - b[j]))) for i, j in itertools.combinations(range(len(a)), 2))
+  reached = products[int(a @ b) :].sum(), concordance[math.comb(len(a), 2) + order :].sum()
+  return tuple((int(count) + drawn) / (int(products.sum()) + drawn) for count in reached)
+
+
+@functools.lru_cache(maxsize=64)
+def _count_permutations(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns how many permutations of b have each sum of products with a, and each concordance, from -n(n-1)/2 on."""
   # Doubled ranks and pairs of ten rows fit into a byte, which is three times as fast.
-  small = np.int32 if drawn else np.int8
-  shuffled = b.astype(small)[_permutations(len(a))]  # [n, permutations]
-  products, concordance, observed = np.zeros(shuffled.shape[1], np.int32), np.zeros(shuffled.shape[1], small), 0
+  small = np.int32 if len(a) > _EXACT_ROWS else np.int8
+  shuffled = np.array(b, small)[_permutations(len(a))]  # [n, permutations]
+  products, concordance = np.zeros(shuffled.shape[1], np.int32), np.zeros(shuffled.shape[1], small)
   for rank, row in zip(a, shuffled, strict=True):
-    products += rank * row
+    products += np.int32(rank) * row
   for i, j in itertools.combinations(range(len(a)), 2):
     if order := int(np.sign(a[i] - a[j])):
       concordance += small(order) * np.sign(shuffled[i] - shuffled[j])
-      observed += order * int(np.sign(b[i] - b[j]))
-  reached = (products >= a @ b).sum(), (concordance >= observed).sum()
-  return tuple((int(count) + drawn) / (shuffled.shape[1] + drawn) for count in reached)
+  pairs = math.comb(len(a), 2)
+  return np.bincount(products), np.bincount(concordance.astype(np.int32) + pairs, minlength=2 * pairs + 1)
 
 
 def _doubled_ranks(scores: Sequence[float]) -> np.ndarray:
   """Returns twice the rank of each score, an integer: shared ranks are multiples of 1/2."""
+  from scipy import stats
+
   return np.round(2 * stats.rankdata(scores)).astype(np.int32)
 
 
@@ -116,5 +129,7 @@ def _permutations(n: int) -> np.ndarray:
   if n > _EXACT_ROWS:
     drawn = np.random.default_rng(0).permuted(np.tile(np.arange(n), (SAMPLED_PERMUTATIONS, 1)), axis=1)
     return np.ascontiguousarray(drawn.T)
-  each = itertools.chain.from_iterable(itertools.permutations(range(n)))
-  return np.ascontiguousarray(np.fromiter(each, np.int8, math.factorial(n) * n).reshape(-1, n).T)
+  every = np.zeros((1, 1), np.int8)
+  for row in range(1, n):  # into every place of the permutations of the rows before it
+    every = np.concatenate([np.insert(every, place, row, axis=0) for place in range(row + 1)], axis=1)
+  return every

@@ -26,6 +26,7 @@ from t5like.finetuning.methods.base import (
 from t5like.finetuning.trainable import check_patterns
 from t5like.finetuning.variables import Variable, Variables
 from t5like.kernels.dropout import dropout
+from t5like.models.layers import parameter
 
 ATTENTION_QV = (r".*attention/(query|value)",)  # of self- and cross-attention: the paper's choice, and peft's
 ALL_LINEAR = (r".*attention/(query|key|value|out)", r".*mlp/w.*")
@@ -52,16 +53,16 @@ class LowRank:
     dtype, param = getattr(layer, "dtype", None) or x.dtype, jnp.float32
     # As in peft and loralib: Kaiming-uniform with a = sqrt(5), which is uniform within 1 / sqrt(in).
     a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-    a = layer.param("lora_a", _named(a_init, self.axes[0], None), (self.inputs, self.rank), param).astype(dtype)
+    a = parameter(layer, "lora_a", _named(a_init, self.axes[0], None), (self.inputs, self.rank), param).astype(dtype)
     b_init = _named(nn.initializers.zeros, None, self.axes[1])
-    b = layer.param("lora_b", b_init, (self.rank, self.outputs), param).astype(dtype)
+    b = parameter(layer, "lora_b", b_init, (self.rank, self.outputs), param).astype(dtype)
     x = x.astype(dtype)
     if self.dropout and layer.has_rng("dropout") and not layer.is_initializing():
       x = dropout(x, self.dropout, layer.make_rng("dropout"))
     delta = (jnp.asarray(self.scale, dtype) * ((x @ a) @ b)).astype(y.dtype)
     if not self.magnitude:
       return y + delta
-    magnitude = layer.param("magnitude", _named(nn.initializers.ones, self.axes[1]), (self.outputs,), param)
+    magnitude = parameter(layer, "magnitude", _named(nn.initializers.ones, self.axes[1]), (self.outputs,), param)
     kernel = layer.get_variable("params", "kernel")
     update = self.scale * (a.astype(jnp.float32) @ b.astype(jnp.float32))
     norm = jax.lax.stop_gradient(column_norms(nn.unbox(kernel).astype(jnp.float32) + update))
@@ -97,9 +98,9 @@ class LowRankTable:
   def factors(self, embedder: nn.Module) -> tuple[jax.Array, jax.Array]:
     """Returns A [vocab, rank] and scale * B [rank, embed]."""
     a_init = _named(nn.initializers.zeros, self.axes[0], None)
-    a = embedder.param("lora_a", a_init, (self.inputs, self.rank), jnp.float32)
+    a = parameter(embedder, "lora_a", a_init, (self.inputs, self.rank), jnp.float32)
     b_init = _named(nn.initializers.normal(1.0), None, self.axes[1])
-    return a, self.scale * embedder.param("lora_b", b_init, (self.rank, self.outputs), jnp.float32)
+    return a, self.scale * parameter(embedder, "lora_b", b_init, (self.rank, self.outputs), jnp.float32)
 
   def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
     table, a, b = (weights[name] for name in ("embedding", "lora_a", "lora_b"))
