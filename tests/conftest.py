@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import types
 import unittest.mock
@@ -61,8 +62,11 @@ atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
 
-# JAX lowers every program in an MLIR context of its own, which takes longer than the programs of most tests.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+# JAX lowers every program in an MLIR context of its own, which takes longer than the programs of most tests: they share
+# one per thread.
+if hasattr(mlir, "make_ir_context"):
+  _context_of_thread = functools.cache(lambda _, make=mlir.make_ir_context: make())
+  mlir.make_ir_context = lambda: _context_of_thread(threading.get_ident())
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
