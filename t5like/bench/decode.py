@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t5like.bench.kernels import profile, table
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
@@ -39,6 +40,7 @@ class DecodeBench:
   backend: str = "auto"  # of attention
   peer: bool = True  # measure Hugging Face too, if installed
   peer_python: str | None = None  # an interpreter that has torch; None: this one
+  profiled: bool = False  # profile the kernels of a call
 
 
 def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
@@ -51,7 +53,7 @@ def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
 
     # Peers run first, in subprocesses: jax keeps the memory that it has allocated.
     results = [measure_in_subprocess(model, *sizes, static, settings.peer_python) for static in (False, True)]
-  return [*results, measure(model, *sizes)]
+  return [*results, measure(model, *sizes, profiled=settings.profiled)]
 
 
 def load_model(name: str, dtype: str, backend: str) -> nn.Module:
@@ -64,7 +66,9 @@ def load_model(name: str, dtype: str, backend: str) -> nn.Module:
   return model
 
 
-def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int = 1) -> dict[str, Any]:
+def measure(
+  model: nn.Module, rows: int, inputs: int, outputs: int, beams: int = 1, profiled: bool = False
+) -> dict[str, Any]:
   """Times complete calls of the generator that `t5like infer` and `t5like eval` use."""
   import jax
 
@@ -107,6 +111,7 @@ def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int =
     "limit_tokens_per_second": limit,
     "share_of_limit": rows * outputs / seconds / limit,
     "step_share_of_limit": None if step is None else rows / step / limit,
+    **({"kernels": profile(lambda _: call(outputs)(), steps=1)} if profiled else {}),
   }
 
 
@@ -200,8 +205,8 @@ def _bytes(array: Any) -> int:
   return array.size * array.dtype.itemsize
 
 
-def describe(result: Mapping[str, Any]) -> str:
-  """Returns a result as a few lines of text."""
+def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
+  """Formats a result, with the `kernels` most expensive kernels of a call if it was profiled."""
   if "error" in result:
     return f"{result['name']}: {result['error']}"
   lines = [
@@ -216,6 +221,8 @@ def describe(result: Mapping[str, Any]) -> str:
     )
   if result.get("step_seconds"):
     lines.append(f"  {1e3 * result['step_seconds']:.3f} ms per step, {result['step_share_of_limit']:.1%} of the limit")
+  if "kernels" in result:
+    lines.append(table(result["kernels"], kernels))
   return "\n".join(lines)
 
 

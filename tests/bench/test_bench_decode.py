@@ -41,9 +41,10 @@ COMMAND = ["bench", "decode", "--batch_size=8", "--inputs=4", "--no_peer"]
 
 @pytest.mark.slow  # compiles the decoding loop of a model
 def test_bench_decode(t5like):
-  out = t5like(*COMMAND, "--model=t5/tiny", "--outputs=20", "--json").stdout
+  out = t5like(*COMMAND, "--model=t5/tiny", "--outputs=20", "--json", "--kernels=3").stdout
   result = json.loads(out.splitlines()[-1])
   assert result["tokens_per_second"] > 0 and result["limit_tokens_per_second"] > 0 and result["step_bytes"] > 0
+  assert result["kernels"]["kernels"] == []  # none on a CPU
 
 
 def test_encoders_are_rejected(t5like):

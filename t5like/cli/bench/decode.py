@@ -3,17 +3,20 @@
 t5like bench decode --model=t5_1_1/base
 t5like bench decode --model=gpt2/medium --batch_size=32 --inputs=128 --outputs=256 --json
 t5like bench decode --model=t5_1_1/small --beams=4
+t5like bench decode --model=t5_1_1/base --no_peer --kernels=10
 
 Weights and prompts are random; no row ends early. Tokens are generated tokens, times those of a complete call: transfer
 of prompts, encoder or prefill, all steps, transfer of outputs. A step reads the decoder's weights and the filled part
 of all KV caches once: the limit is their size over the bandwidth of a copy on this machine.
 If torch and transformers are installed, Hugging Face's model of the same sizes runs first on the same device, with a
 static cache and torch.compile, and plain.
+--kernels prints the most expensive kernels of a call on an accelerator, from JAX's profiler, and their share of its time.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 
 from t5like.errors import UserError
@@ -29,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--backend", default="auto", help="attention backend (default: auto)")
   parser.add_argument("--no_peer", action="store_true", help="do not measure Hugging Face")
   parser.add_argument("--peer_python", metavar="PYTHON", help="Python interpreter with torch (default: this one)")
+  parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the N most expensive kernels")
   parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
@@ -49,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
       backend=args.backend,
       peer=not args.no_peer,
       peer_python=args.peer_python,
+      profiled=bool(args.kernels),
     )
   )
   for result in results:
-    print(json.dumps(result) if args.json else describe(result), flush=True)
+    print(json.dumps(result, default=dataclasses.asdict) if args.json else describe(result, args.kernels), flush=True)
   for line in () if args.json else compare(results):
     print(line)
   return 0
