@@ -91,7 +91,8 @@ def test_a_student_of_chosen_layers_resumes_bit_for_bit(teacher, student):
   one, two = (flatten(load_parameters(Path(r.model_dir), 4)) for r in (run, whole))
   assert all(one[path].tobytes() == two[path].tobytes() for path in two)
   # A run without the teacher can start from it.
-  t5like.train(dataclasses.replace(run, distillation=None, init_from=run.model_dir, model_dir=f"{run.model_dir}_2"))
+  alone = dict(distillation=None, init_from=run.model_dir, restore=Restore(), model_dir=f"{run.model_dir}_2")
+  t5like.train(dataclasses.replace(run, **alone))
 
 
 def test_the_plan_counts_the_teachers_forward_pass_and_parameters(teacher, student):

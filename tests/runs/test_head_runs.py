@@ -185,13 +185,14 @@ def test_t5_and_gpt_with_heads(family, settings):
 
 
 @pytest.mark.slow
-def test_padding_to_buckets_changes_no_loss(settings):
+def test_padding_to_buckets_changes_no_loss(settings, use_devices):
   """Rows have 9 to 12 tokens: batches of four are padded to 11 or 32; a stopped run resumes with the same shapes."""
   task, axes = "toy_scores_classification", MeshAxes(data=4, tensor=2)
   given = dict(batch_size=4, log_period=1, eval_split="", mesh=axes, optimizer=t5like.optimizers.adamw(1e-3))
-  trained(settings, "bert", task, steps=3, length_buckets=[4, 11], **given)
-  found = trained(settings, "bert", task, steps=6, length_buckets=[4, 11], **given)
-  full = trained(settings, "bert", task, steps=6, **given, model_dir=f"{found.model_dir}_full")
+  with use_devices(8):
+    trained(settings, "bert", task, steps=3, length_buckets=[4, 11], **given)
+    found = trained(settings, "bert", task, steps=6, length_buckets=[4, 11], **given)
+    full = trained(settings, "bert", task, steps=6, **given, model_dir=f"{found.model_dir}_full")
   losses, tokens = [], []
   for result in (found, full):
     rows = [row for row in read_metrics(result.model_dir) if row["kind"] == "train"]
