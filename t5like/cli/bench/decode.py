@@ -10,7 +10,7 @@ of prompts, encoder or prefill, all steps, transfer of outputs. A step reads the
 of all KV caches once: the limit is their size over the bandwidth of a copy on this machine.
 If torch and transformers are installed, Hugging Face's model of the same sizes runs first on the same device, with a
 static cache and torch.compile, and plain.
---kernels prints the most expensive kernels of a call on an accelerator, from JAX's profiler, and their share of its time.
+--kernels prints the most expensive kernels of a call on an accelerator, from JAX's profiler.
 """
 
 from __future__ import annotations
