@@ -275,9 +275,8 @@ def test_an_interrupted_worker_stops_and_a_killed_one_is_replaced(caches, tmp_pa
   assert (folder / f"claims/{held}.2").is_file()  # taken over
   taken = [path.stem for path in (folder / "claims").iterdir() if path.name.endswith(".1")]
   runs = {run_name(result.recipe, result.seed) for result in read_results(folder)}
-  assert sorted(taken) == sorted(
-    [*runs, *(f"{run}.pretrain" for run in runs)]
-  )  # none was started twice by live workers
+  # None was started twice by live workers.
+  assert sorted(taken) == sorted([*runs, *(f"{run}.pretrain" for run in runs)])
 
 
 @pytest.mark.slow  # three processes with jax
