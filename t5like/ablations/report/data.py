@@ -117,7 +117,8 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
         files=f"{files[0]}, {file}",
         different="; ".join(f"{name}: {first.sweep.get(name)}, {part.sweep.get(name)}" for name in different),
       )
-  joined = {name: _joined(part.sweep.get(name, []) for part in parts) for name in ("tables", "recipes")}
+  names = [name for name in ("tables", "recipes") if all(name in part.sweep for part in parts)]
+  joined = {name: _joined(part.sweep[name] for part in parts) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
   data = _validate(first.sweep | joined, results, failures, Path(files[0]))
