@@ -121,7 +121,8 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
   joined = {name: _joined(part.sweep[name] for part in parts) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
-  data = _validate(first.sweep | joined, results, failures, Path(files[0]))
+  shared = {name: value for name, value in first.sweep.items() if name not in _DIFFERS_IN_PARTS}
+  data = _validate(shared | joined, results, failures, Path(files[0]))
   return dataclasses.replace(data, left_out=_joined([*(part.left_out for part in parts), data.left_out]))
 
 
