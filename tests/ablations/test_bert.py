@@ -21,16 +21,16 @@ from t5like.ablations.report.conclusions import check_conclusions
 from t5like.ablations.report.data import read_sweep
 from t5like.ablations.report.examples import examples
 from t5like.ablations.report.text import evidence_text
-from t5like.ablations.sweep.collect import steps_by_phase
 from t5like.ablations.sweep.plan import plan_sweep
 from t5like.ablations.sweep.results import read_results, write_json, write_result
 from t5like.ablations.sweep.settings import SweepSettings
 from t5like.ablations.tables import RECIPES, TABLES
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_layout, phase_flops
-from t5like.experiments.phases import run_phases
+from t5like.experiments.phases import Phase, run_phases
 from t5like.experiments.reading import register_configurables
-from t5like.objectives import CATALOGUE, SpecialTokens
+from t5like.objectives import CATALOGUE, Lengths, SpecialTokens
+from t5like.runs.run_card import steps_per_phase
 from t5like.vocabularies import load_vocabulary
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -141,8 +141,9 @@ def test_jobs_take_epochs_of_small_tasks_and_the_steps_of_the_scale(tmp_path):
 
 
 def test_the_cost_of_two_phases_counts_the_steps_of_each():
-  assert steps_by_phase([900_000, None], 10**6) == [900_000, 100_000]
-  assert steps_by_phase([900_000, None], 500) == [500, 0]  # a run that was cut short
+  phases = [Phase(Lengths(127, 128, 0), 8, 900_000), Phase(Lengths(511, 512, 0), 8)]
+  assert steps_per_phase(phases, 10**6) == [900_000, 100_000]
+  assert steps_per_phase(phases, 500) == [500, 0]  # a run that was cut short
 
 
 @pytest.mark.parametrize(

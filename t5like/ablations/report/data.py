@@ -108,22 +108,27 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
   first, *others = parts = [read_export(file) for file in files]
   if not others:
     return first
+  settings = _settings(first)
   for file, part in zip(files[1:], others, strict=True):
-    names = [name for name in {**first.sweep, **part.sweep} if name not in _DIFFERS_IN_PARTS]
-    different = [name for name in names if first.sweep.get(name) != part.sweep.get(name)]
+    theirs = _settings(part)
+    different = [name for name in {**settings, **theirs} if settings.get(name) != theirs.get(name)]
     if different:
       raise UserError(
         "not parts of one sweep",
         files=f"{files[0]}, {file}",
-        different="; ".join(f"{name}: {first.sweep.get(name)}, {part.sweep.get(name)}" for name in different),
+        different="; ".join(f"{name}: {settings.get(name)}, {theirs.get(name)}" for name in different),
       )
   names = [name for name in ("tables", "recipes") if all(name in part.sweep for part in parts)]
   joined = {name: _joined(part.sweep[name] for part in parts) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
-  shared = {name: value for name, value in first.sweep.items() if name not in _DIFFERS_IN_PARTS}
-  data = _validate(shared | joined, results, failures, Path(files[0]))
+  data = _validate(settings | joined, results, failures, Path(files[0]))
   return dataclasses.replace(data, left_out=_joined([*(part.left_out for part in parts), data.left_out]))
+
+
+def _settings(part: ReportData) -> dict[str, Any]:
+  """Returns what parts of one sweep have in common."""
+  return {name: value for name, value in part.sweep.items() if name not in _DIFFERS_IN_PARTS}
 
 
 def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:

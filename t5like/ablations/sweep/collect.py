@@ -115,26 +115,18 @@ def job_cost(job: TrainJob) -> Cost:
   from t5like.experiments.phases import run_phases
   from t5like.objectives import SpecialTokens
   from t5like.runs.head_choice import resolve_head
+  from t5like.runs.run_card import steps_per_phase
   from t5like.vocabularies import load_vocabulary
 
   experiment = resolve_head(job_experiment(job))  # a head has fewer FLOPs than the model's output
   phases = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
-  steps = steps_by_phase([phase.steps for phase in phases], experiment.steps)
+  steps = steps_per_phase(phases, experiment.steps)
   tokens = sum(n * p.batch_size * row_tokens(experiment.model, p.lengths) for n, p in zip(steps, phases, strict=True))
   device, devices = _devices(job.model_dir)
   attempts = goodput.read_attempts(job.model_dir / goodput.FILE)
   seconds = sum(_active_seconds(attempt) * attempt.get("device_share", 1.0) for attempt in attempts)
   flops = sum(n * phase_flops(experiment.model, p.batch_size, p.lengths) for n, p in zip(steps, phases, strict=True))
   return Cost(device, devices, seconds * devices, float(flops), tokens)
-
-
-def steps_by_phase(phases: Sequence[int | None], total: int) -> list[int]:
-  """Returns the steps that a run of `total` spends in each phase; None: the rest."""
-  found: list[int] = []
-  for steps in phases:
-    left = total - sum(found)
-    found.append(left if steps is None else min(steps, left))
-  return found
 
 
 def _active_seconds(attempt: Mapping[str, Any]) -> float:

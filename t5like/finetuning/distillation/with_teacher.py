@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.finetuning.distillation import losses
+import t5like.finetuning.distillation.losses as losses
 from t5like.finetuning.distillation.settings import Distillation, backbone, stack_of
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.blocks import Block

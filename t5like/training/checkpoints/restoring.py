@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import t5like.training.checkpoints.integrity as integrity
 from t5like.errors import UserError
 from t5like.parallel.process_zero import run_on_process_zero
-from t5like.training.checkpoints import integrity
 from t5like.training.checkpoints.arrays import Unreadable, read_arrays, stored_arrays
 from t5like.training.checkpoints.differences import StructureDifference, compare
 from t5like.training.checkpoints.folders import (

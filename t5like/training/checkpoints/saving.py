@@ -20,11 +20,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+import t5like.training.checkpoints.integrity as integrity
 from t5like.console import byte_size
 from t5like.errors import RunError, UserError
 from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
-from t5like.training.checkpoints import integrity
 from t5like.training.checkpoints.arrays import Unreadable, cause_of, orbax_path, read_arrays, read_nested, stored_arrays
 from t5like.training.checkpoints.folders import (
   FOLDER,
