@@ -32,12 +32,20 @@ def names_by_target() -> dict[Any, str]:
 def _signatures(known: Mapping[str, object]) -> Callable[[str], Mapping[str, inspect.Parameter] | None]:
   """Returns a function that finds the parameters of a configurable, or None; it inspects each only once."""
 
-  @functools.cache
   def parameters(name: str) -> Mapping[str, inspect.Parameter] | None:
     target = known.get(name)
-    return None if target is None else inspect.signature(target).parameters
+    return None if target is None else _parameters(target)
 
   return parameters
+
+
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+  return _inspected(target) if isinstance(target, Hashable) else inspect.signature(target).parameters
+
+
+@functools.cache
+def _inspected(target: Any) -> Mapping[str, inspect.Parameter]:
+  return inspect.signature(target).parameters
 
 
 def check_names(bindings: Sequence[Binding]) -> None:

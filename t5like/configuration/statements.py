@@ -6,7 +6,9 @@ at once, with the file that uses each, and finds misspelled macros.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import io
 import tokenize
@@ -148,22 +150,37 @@ def read_text(
 
 def parsed(text: str, where: str) -> Iterator[tuple[Any, str]]:
   """Yields gin's statements, each with its location for messages."""
-  try:
-    for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
-      location = getattr(statement, "location", None)
-      yield statement, f"{where}:{location.line_num}" if location and not where.startswith("--") else where
-  except SyntaxError as error:
+  statements, error = _parsed_once(text)
+  for statement in statements:
+    location = getattr(statement, "location", None)
+    line = f"{where}:{location.line_num}" if location and not where.startswith("--") else where
+    if isinstance(getattr(statement, "value", None), (list, dict, tuple)):  # callers may change it
+      statement = statement._replace(value=copy.deepcopy(statement.value))
+    yield statement, line
+  if isinstance(error, SyntaxError):
     message = str(error.msg).strip().split("\n")[0]
     raise UserError(
       "gin syntax error", file=f"{where}:{error.lineno}", line=(error.text or "").strip(), because=message
     ) from None
+  if error is not None:
+    raise UserError(f"gin cannot parse {where}", because=str(error) or type(error).__name__) from None
+
+
+@functools.lru_cache(maxsize=256)  # the runs of a sweep or a suite include the same files
+def _parsed_once(text: str) -> tuple[list[Any], Exception | None]:
+  """Returns gin's statements up to the first error, and that error."""
+  statements = []
+  try:
+    statements.extend(config_parser.ConfigParser(io.StringIO(text), Recorder()))
   except (
+    SyntaxError,
     tokenize.TokenError,
     ValueError,
     RecursionError,
     MemoryError,
   ) as error:  # unbalanced or deeply nested brackets
-    raise UserError(f"gin cannot parse {where}", because=str(error) or type(error).__name__) from None
+    return statements, error.with_traceback(None)
+  return statements, None
 
 
 def read_file(
