@@ -65,7 +65,7 @@ time.sleep(2.6)
 with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.arm()
   print("ready", flush=True)
-  for _ in range(60):
+  for _ in range(50):  # longer than the 2 seconds after which the alarm would end it
     watchdog.heartbeat()
     time.sleep(0.05)
 """,
@@ -113,10 +113,10 @@ def quiet(tmp_path_factory):
 
 
 def suspend(process: subprocess.Popen) -> None:
-  """Suspends a process for 4 seconds, in which its timers expire."""
+  """Suspends a process for 3 seconds, in which its timers expire: after 2.5."""
   assert process.stdout.readline() == "ready\n"
   process.send_signal(signal.SIGSTOP)
-  time.sleep(4.0)
+  time.sleep(3.0)
   process.send_signal(signal.SIGCONT)
 
 
