@@ -1,6 +1,7 @@
 """Rows as TFDS yields them and the examples of a task, for the tests and make_goldens.py."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ import tensorflow_datasets as tfds
 from t5like.evaluation import scoring
 from t5like.tasks import registry
 from t5like.tasks.caching import text_pipeline
+from t5like.vocabularies import vocabulary_path
 
 FOLDER = Path(__file__).parents[1] / "data" / "tasks"
 
@@ -42,10 +44,15 @@ def raw_dataset(tfds_name: str, raw: list[dict]) -> tf.data.Dataset:
   return tf.data.Dataset.from_generator(lambda: (typed(specs, row) for row in raw), output_signature=specs)
 
 
-def examples(task: seqio.Task, raw: tf.data.Dataset) -> list[dict]:
-  """Returns the task's examples as plain values: texts, T5 token ids, and the fields for evaluation."""
+def examples(task: seqio.Task, raw: tf.data.Dataset, vocabulary: str = "tiny") -> list[dict]:
+  """Returns the task's examples as plain values: texts, token ids, and the fields for evaluation.
+
+  seqio loads T5's vocabulary for every data set, in twice the time of the rest: only tests of ids need it.
+  """
   source = seqio.FunctionDataSource(lambda split, shuffle_files: raw, splits=["all"])
-  task = task.replace(source=source, output_features=registry.default_features())
+  pieces = seqio.SentencePieceVocabulary(str(vocabulary_path(vocabulary)), extra_ids=100)
+  features = {k: dataclasses.replace(f, vocabulary=pieces) for k, f in registry.default_features().items()}
+  task = task.replace(source=source, output_features=features)
   dataset = task.get_dataset(None, "all", shuffle=False)
   return [{name: plain(value) for name, value in example.items()} for example in dataset.as_numpy_iterator()]
 
@@ -59,8 +66,8 @@ def plain(value):
 
 
 @functools.cache
-def ours(name: str, tfds_name: str) -> list[dict]:
-  return examples(registry.find_task(name), raw_dataset(tfds_name, rows()[tfds_name]))
+def ours(name: str, tfds_name: str, vocabulary: str = "tiny") -> list[dict]:
+  return examples(registry.find_task(name), raw_dataset(tfds_name, rows()[tfds_name]), vocabulary)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def register_xsum() -> None:
 def main() -> None:
   register_xsum()
   found = {
-    ours: examples(seqio.TaskRegistry.get(theirs), raw_dataset(tfds_name, rows()[tfds_name]))
+    ours: examples(seqio.TaskRegistry.get(theirs), raw_dataset(tfds_name, rows()[tfds_name]), "t5")
     for ours, (tfds_name, theirs) in TASKS.items()
   }
   lines = []

@@ -12,7 +12,7 @@ TASKS = "cola sst2 mrpc qqp stsb mnli mnli_matched mnli_mismatched qnli rte wnli
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", TASKS)
 def test_every_field_equals_the_t5_library(config):
-  found, expected = ours(f"glue_{config}", f"glue/{config}"), t5_library()[f"glue_{config}"]
+  found, expected = ours(f"glue_{config}", f"glue/{config}", "t5"), t5_library()[f"glue_{config}"]
   assert found == expected and len(found) >= 6
 
 

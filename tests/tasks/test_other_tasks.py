@@ -36,7 +36,7 @@ BY_HAND = {
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FROM_THE_LIBRARY)
 def test_every_field_equals_the_t5_library(name):
-  found, expected = ours(name, FROM_THE_LIBRARY[name]), t5_library()[name]
+  found, expected = ours(name, FROM_THE_LIBRARY[name], "t5"), t5_library()[name]
   assert found == expected and len(found) >= 6
   assert (found[0]["inputs_pretokenized"], found[0]["targets_pretokenized"]) == BY_HAND[name]
 

@@ -17,7 +17,7 @@ TASKS = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_equals_the_t5_library(name):
-  found, expected = ours(name, TASKS[name]), t5_library()[name]
+  found, expected = ours(name, TASKS[name], "t5"), t5_library()[name]
   assert found == expected and len(found) >= 6
 
 
