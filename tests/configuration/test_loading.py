@@ -4,7 +4,7 @@ import gin
 import pytest
 
 from t5like import configuration
-from t5like.configuration.statements import parse_override_value
+from t5like.configuration.statements import Permissions, parse_override_value, read_text
 from t5like.errors import UserError
 from t5like.experiments.reading import register_configurables
 
@@ -213,3 +213,14 @@ def test_old_names_keep_working(capsys, tmp_path):
   assert configuration.build("train").loss_normalizer == 7.0
   notices = capsys.readouterr().err
   assert notices.count("LOSS_NORMALISER has been renamed to LOSS_NORMALIZER") == 1 and "old.gin:1" in notices
+
+
+def test_a_text_that_is_parsed_once_has_its_own_values_and_places():
+  text, anything = "A = [1, {'b': 2}]\nB = %A\n", Permissions([])
+  first, _ = read_text(text, "one.gin", anything)
+  first.value[1]["b"] = 3
+  again, _ = read_text(text, "two.gin", anything)
+  assert again.value == [1, {"b": 2}] and (first.where, again.where) == ("one.gin:1", "two.gin:1")
+  for name in ("one.gin", "two.gin"):
+    with pytest.raises(UserError, match=f"{name}:2"):
+      read_text("A = 1\nB 2\n", name, anything)
