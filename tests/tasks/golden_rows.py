@@ -44,15 +44,20 @@ def raw_dataset(tfds_name: str, raw: list[dict]) -> tf.data.Dataset:
   return tf.data.Dataset.from_generator(lambda: (typed(specs, row) for row in raw), output_signature=specs)
 
 
-def examples(task: seqio.Task, raw: tf.data.Dataset, vocabulary: str = "tiny") -> list[dict]:
-  """Returns the task's examples as plain values: texts, token ids, and the fields for evaluation.
+@functools.cache
+def features(vocabulary: str = "tiny") -> dict[str, seqio.Feature]:
+  """Returns the default features with another vocabulary.
 
-  seqio loads T5's vocabulary for every data set, in twice the time of the rest: only tests of ids need it.
+  seqio loads T5's for every data set, which takes longer than the rest: only tests of ids need it.
   """
-  source = seqio.FunctionDataSource(lambda split, shuffle_files: raw, splits=["all"])
   pieces = seqio.SentencePieceVocabulary(str(vocabulary_path(vocabulary)), extra_ids=100)
-  features = {k: dataclasses.replace(f, vocabulary=pieces) for k, f in registry.default_features().items()}
-  task = task.replace(source=source, output_features=features)
+  return {k: dataclasses.replace(feature, vocabulary=pieces) for k, feature in registry.default_features().items()}
+
+
+def examples(task: seqio.Task, raw: tf.data.Dataset, vocabulary: str = "tiny") -> list[dict]:
+  """Returns the task's examples as plain values: texts, token ids, and the fields for evaluation."""
+  source = seqio.FunctionDataSource(lambda split, shuffle_files: raw, splits=["all"])
+  task = task.replace(source=source, output_features=features(vocabulary))
   dataset = task.get_dataset(None, "all", shuffle=False)
   return [{name: plain(value) for name, value in example.items()} for example in dataset.as_numpy_iterator()]
 

@@ -7,6 +7,7 @@ import tarfile
 import pytest
 import seqio
 import tensorflow_datasets as tfds
+from golden_rows import features
 
 from t5like.errors import UserError
 from t5like.tasks import registry
@@ -97,13 +98,14 @@ def prepared(originals, tmp_path_factory):
   seqio.utils._TFDS_DATA_DIR_OVERRIDE = override
 
 
-def examples(name, split="train", lengths=None):
-  dataset = registry.find_task(name).get_dataset(lengths or {"inputs": 64, "targets": 64}, split, shuffle=False)
-  return list(dataset.as_numpy_iterator())
+def examples(task, split="train"):
+  task = registry.find_task(task) if isinstance(task, str) else task
+  return list(task.get_dataset({"inputs": 64, "targets": 64}, split, shuffle=False).as_numpy_iterator())
 
 
 def texts(name, split="train"):
-  found = ((e["inputs_pretokenized"].decode(), e["targets_pretokenized"].decode()) for e in examples(name, split))
+  task = registry.find_task(name).replace(output_features=features())
+  found = ((e["inputs_pretokenized"].decode(), e["targets_pretokenized"].decode()) for e in examples(task, split))
   return sorted(found)
 
 
