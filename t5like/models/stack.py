@@ -19,7 +19,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
 from t5like.models.modifications.relative_attention import RelativePositions
 from t5like.models.positions import sinusoids
-from t5like.models.tuning import extensions, inside
+from t5like.models.tuning import applied, extensions, inside, tuning_below
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -143,16 +143,47 @@ class Stack(nn.Module):
         block = _scanned(Block, self.num_layers, unroll=True)
         return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       return self._unrolled_with_remat(x, context, cache)
-    block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
+    writes = self.is_initializing() or self.is_mutable_collection("intermediates")
+    run = self._module_of_each if writes else self._function_of_all(traced=isinstance(x, jax.core.Tracer))
     new_cache = []
     for i in range(self.num_layers):
-      layer = block(self.config, self.has_cross_attention, name=f"layers_{i}")
-      x, layer_cache = layer(x, cache and cache[i], context)
+      x, layer_cache = run(i, x, cache and cache[i], context)
       if i == 0 and after_first:
         x = after_first(x)
         layer_cache = {**layer_cache, "states": x} if context.return_states else layer_cache
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
+
+  def _module_of_each(self, number: int, x: jax.Array, cache: dict | None, context: Context):
+    remat = self.config.remat
+    block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
+    return block(self.config, self.has_cross_attention, name=f"layers_{number}")(x, cache, context)
+
+  def _function_of_all(self, traced: bool) -> Callable:
+    """Returns a function that runs a layer, and is traced once for all layers that are alike.
+
+    To trace each would take most of the time before a deep model is compiled. The compiler still optimizes each layer
+    separately.
+    """
+    block, remat = Block(self.config, self.has_cross_attention, parent=None), self.config.remat
+    variables = self.variables
+    keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
+
+    def layer(tuning, variables, key, x, cache, context):
+      with applied(tuning):
+        return block.apply(variables, x, cache, context, rngs={} if key is None else {"dropout": key})
+
+    if remat != "none":
+      layer = jax.checkpoint(layer, policy=REMAT_POLICIES[remat], static_argnums=0)
+    if traced:
+      layer = jax.jit(layer, static_argnums=0)
+
+    def run(number: int, x: jax.Array, cache: dict | None, context: Context):
+      name = f"layers_{number}"
+      own = {collection: nn.unbox(of[name]) for collection, of in variables.items() if name in of}
+      return layer(tuning_below(self, name), own, None if keys is None else keys[number], x, cache, context)
+
+    return run
 
   def _repeated_layers(
     self, x: jax.Array, context: Context, cache: tuple | dict | None

@@ -54,6 +54,17 @@ _ACTIVE: contextvars.ContextVar[Tuning | None] = contextvars.ContextVar("tuning"
 _PARENT: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("tuned_parent", default=())
 
 
+@contextlib.contextmanager
+def applied(tuning: Tuning | None) -> Iterator[None]:
+  """Declares the extensions of a module that is initialized or applied on its own."""
+  token = _ACTIVE.set(tuning)
+  try:
+    with inside(()):
+      yield
+  finally:
+    _ACTIVE.reset(token)
+
+
 class Tunable(nn.Module):
   """A model whose modules see its `tuning` while it is initialized or applied; None: the plain model."""
 
@@ -61,22 +72,13 @@ class Tunable(nn.Module):
 
   @nn.nowrap
   def init(self, *args: Any, **kwargs: Any) -> Any:
-    with _active(self.tuning):
+    with applied(self.tuning):
       return super().init(*args, **kwargs)
 
   @nn.nowrap
   def apply(self, *args: Any, **kwargs: Any) -> Any:
-    with _active(self.tuning):
+    with applied(self.tuning):
       return super().apply(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _active(tuning: Tuning | None) -> Iterator[None]:
-  token = _ACTIVE.set(tuning)
-  try:
-    yield
-  finally:
-    _ACTIVE.reset(token)
 
 
 @contextlib.contextmanager
@@ -95,6 +97,18 @@ def extensions(module: nn.Module, name: str = "") -> tuple[Any, ...]:
   if tuning is None:
     return ()
   return tuning.at("/".join((*_PARENT.get(), *module.path, *filter(None, [name]))))
+
+
+def tuning_below(module: nn.Module, name: str) -> Tuning | None:
+  """Returns the extensions at the parts of a module's child, by site relative to it."""
+  tuning = _ACTIVE.get()
+  if tuning is None:
+    return None
+  path = "/".join((*_PARENT.get(), *module.path, name)) + "/"
+  found: dict[str, tuple[Any, ...]] = {}
+  for start in (_NUMBERED.sub("layers", path), path):  # sites of one layer take precedence
+    found |= {site.removeprefix(start): each for site, each in tuning.sites if site.startswith(start)}
+  return Tuning(tuple(found.items()))
 
 
 def extended(layer: nn.Module, product: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

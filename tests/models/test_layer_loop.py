@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from t5like import parallel
+from t5like.finetuning.methods.lora import LowRank
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.kernels.platform import compile_for
 from t5like.models import GPT, T5, TransformerConfig
 from t5like.models.stack import choose_layer_loop
+from t5like.models.tuning import Tuning
 from t5like.training import checkpoints, optimizers
 from t5like.training.state import create_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
@@ -158,3 +160,38 @@ def test_stacked_layers_with_remat_are_differentiated_with_the_kernels_of_a_gpu(
 
   with compile_for("gpu"):
     assert "t5like_attention_query_gradient" in str(jax.make_jaxpr(jax.grad(loss))(params))
+
+
+def traces_of_layers(jaxpr):
+  """Returns the calls of a function for layers, as the jaxprs that they share or not."""
+  return [eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.params.get("name") == "layer"]
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_separate_layers_are_traced_once(remat):
+  """Tracing a deep model would take longer than most of its compilation."""
+  model = GPT(TransformerConfig(**SIZE, remat=remat))
+  batch = {"decoder_input_tokens": jnp.ones((2, 4), jnp.int32)}
+  params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"]))
+  jaxpr = jax.make_jaxpr(lambda params: model.apply({"params": params}, batch)["logits"])(params)
+  calls = traces_of_layers(jaxpr)
+  assert len(calls) == 3 and len(set(map(id, calls))) == 1
+
+
+def test_layers_with_different_extensions_do_not_share_a_trace():
+  low_rank = LowRank(2, 1.0, 0.0, False, inputs=16, outputs=24, axes=("embed", "mlp"))
+  site = "decoder/layers{}/mlp/wi"
+  sites = {site.format("_1"): (dataclasses.replace(low_rank, scale=5.0),), site.format(""): (low_rank,)}
+  model = GPT(TransformerConfig(**SIZE), tuning=Tuning(tuple(sites.items())))
+  batch = {"decoder_input_tokens": jnp.arange(8).reshape(2, 4)}
+  keys = {name: jax.random.key(n) for n, name in enumerate(("params", "dropout"))}
+  params = nn.unbox(model.init(keys, batch)["params"])
+  params = jax.tree.map(lambda x: x + 0.1, params)  # the second factor starts as 0
+
+  def logits(params):
+    outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": keys["dropout"]})
+    return outputs["logits"]
+
+  calls = traces_of_layers(jax.make_jaxpr(logits)(params))
+  assert len(calls) == 3 and calls[0] is calls[2] is not calls[1]
+  assert_same(jax.jit(logits)(params), logits(params))  # without a trace, with the same dropout

@@ -22,7 +22,7 @@ from t5like.ablations.sweep.results import (
   run_name,
   to_json,
 )
-from t5like.ablations.tables import RECIPES, Table, find_tables
+from t5like.ablations.tables import RECIPES, TABLES, Table, find_tables
 from t5like.errors import UserError
 from t5like.files import storage
 
@@ -118,8 +118,9 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
         files=f"{files[0]}, {file}",
         different="; ".join(f"{name}: {settings.get(name)}, {theirs.get(name)}" for name in different),
       )
-  names = [name for name in ("tables", "recipes") if all(name in part.sweep for part in parts)]
-  joined = {name: _joined(part.sweep[name] for part in parts) for name in names}
+  orders = {"tables": list(TABLES), "recipes": list(RECIPES)}
+  names = [name for name in orders if all(name in part.sweep for part in parts)]
+  joined = {name: _in_order(_joined(part.sweep[name] for part in parts), orders[name]) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
   data = _validate(settings | joined, results, failures, Path(files[0]))
@@ -129,6 +130,11 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
 def _settings(part: ReportData) -> dict[str, Any]:
   """Returns what parts of one sweep have in common."""
   return {name: value for name, value in part.sweep.items() if name not in _DIFFERS_IN_PARTS}
+
+
+def _in_order(names: Iterable[Any], known: Sequence[Any]) -> list[Any]:
+  """Sorts names as a catalogue has them; others come last."""
+  return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 
 
 def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:
