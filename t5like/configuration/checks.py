@@ -3,7 +3,7 @@
 import collections
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -29,21 +29,14 @@ def names_by_target() -> dict[Any, str]:
   return {target: name for name, target in registered().items() if isinstance(target, Hashable)}
 
 
-def _signatures(known: Mapping[str, object]) -> Callable[[str], Mapping[str, inspect.Parameter] | None]:
-  """Returns a function that finds the parameters of a configurable, or None; it inspects each only once."""
-
-  def parameters(name: str) -> Mapping[str, inspect.Parameter] | None:
-    target = known.get(name)
-    return None if target is None else _parameters(target)
-
-  return parameters
-
-
-def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter] | None:
+  """Returns the parameters of a configurable; None if it is not known."""
+  if target is None:
+    return None
   return _inspected(target) if isinstance(target, Hashable) else inspect.signature(target).parameters
 
 
-@functools.cache
+@functools.cache  # a process reads many configurations
 def _inspected(target: Any) -> Mapping[str, inspect.Parameter]:
   return inspect.signature(target).parameters
 
@@ -51,11 +44,10 @@ def _inspected(target: Any) -> Mapping[str, inspect.Parameter]:
 def check_names(bindings: Sequence[Binding]) -> None:
   """Checks that every `name.parameter` and every `@name` exists."""
   known = registered()
-  parameters_of = _signatures(known)
   for binding in bindings:
     if not binding.is_macro:
       _check_configurable(binding.selector, binding.where, known, binding.parameter)
-      _check_parameter(binding, parameters_of(binding.selector))
+      _check_parameter(binding, _parameters(known.get(binding.selector)))
     for reference in binding.references():
       if isinstance(reference, ConfigurableReference):
         _check_configurable(reference.name, binding.where, known)
@@ -114,7 +106,7 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
   their parameters may have different defaults.
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
-  parameters_of, settings = _signatures(registered()), {b.macro_name for b in bindings if b.is_macro}
+  known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
   users = collections.defaultdict(set)  # a file may be included twice
   for b in bindings:
     for reference in b.references():
@@ -123,7 +115,7 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
   def is_unset(binding: Statement) -> bool:
     if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
       return False
-    name, parameters = binding.value.name, parameters_of(binding.selector)
+    name, parameters = binding.value.name, _parameters(known.get(binding.selector))
     if name == REQUIRED or name in settings or len(users[name]) > 1 or parameters is None:
       return False
     parameter = parameters.get(binding.parameter)

@@ -144,7 +144,7 @@ class Stack(nn.Module):
         return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       return self._unrolled_with_remat(x, context, cache)
     writes = self.is_initializing() or self.is_mutable_collection("intermediates")
-    run = self._module_of_each if writes else self._function_of_all(traced=isinstance(x, jax.core.Tracer))
+    run = self._run_module if writes else self._layer_function(traced=isinstance(x, jax.core.Tracer))
     new_cache = []
     for i in range(self.num_layers):
       x, layer_cache = run(i, x, cache and cache[i], context)
@@ -154,20 +154,20 @@ class Stack(nn.Module):
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
 
-  def _module_of_each(self, number: int, x: jax.Array, cache: dict | None, context: Context):
+  def _run_module(self, number: int, x: jax.Array, cache: dict | None, context: Context):
+    """Runs a layer as a module, which may create or write variables."""
     remat = self.config.remat
     block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
     return block(self.config, self.has_cross_attention, name=f"layers_{number}")(x, cache, context)
 
-  def _function_of_all(self, traced: bool) -> Callable:
-    """Returns a function that runs a layer, and is traced once for all layers that are alike.
+  def _layer_function(self, traced: bool) -> Callable:
+    """Returns a function that runs a layer. If `traced`, layers that are alike share one trace.
 
-    To trace each would take most of the time before a deep model is compiled. The compiler still optimizes each layer
-    separately.
+    Without that, tracing takes most of the time before a deep model is compiled. XLA still optimizes each layer by
+    itself.
     """
     block, remat = Block(self.config, self.has_cross_attention, parent=None), self.config.remat
-    variables = self.variables
-    keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
+    variables, keys = self.variables, self._dropout_keys()
 
     def layer(tuning, variables, key, x, cache, context):
       with applied(tuning):
@@ -184,6 +184,10 @@ class Stack(nn.Module):
       return layer(tuning_below(self, name), own, None if keys is None else keys[number], x, cache, context)
 
     return run
+
+  def _dropout_keys(self) -> jax.Array | None:
+    """Returns a random key for each layer; None without dropout."""
+    return jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
 
   def _repeated_layers(
     self, x: jax.Array, context: Context, cache: tuple | dict | None
@@ -258,8 +262,7 @@ class Stack(nn.Module):
     With `after_first`, the first layer has a scan of its own.
     """
     params = nn.unbox(self.variables["params"]["layers"])
-    # [layers] random keys: a layer's dropout does not depend on the split.
-    keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
+    keys = self._dropout_keys()  # a layer's dropout does not depend on the split
     unroll, outputs = choose_layer_loop(self.config)[0] == "unrolled", []
     cuts = sorted({0, 1 if after_first else 0, min(frozen, self.num_layers), self.num_layers})
     for first, last in itertools.pairwise(cuts):
