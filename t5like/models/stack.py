@@ -19,7 +19,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
 from t5like.models.modifications.relative_attention import RelativePositions
 from t5like.models.positions import sinusoids
-from t5like.models.tuning import applied, extensions, inside, tuning_below
+from t5like.models.tuning import Tuning, applied, extensions, inside, tuning_below
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -66,6 +66,19 @@ def frozen_layers(counts: Mapping[str, int]) -> Iterator[None]:
     yield
   finally:
     _FROZEN_LAYERS.reset(token)
+
+
+_SHAPES_ONLY: contextvars.ContextVar[bool] = contextvars.ContextVar("shapes_only", default=False)
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+  """Declares, while an initialization is traced, that only the shapes of parameters count: see `_run_once`."""
+  token = _SHAPES_ONLY.set(True)
+  try:
+    yield
+  finally:
+    _SHAPES_ONLY.reset(token)
 
 
 # A model that is applied with this collection as mutable leaves in it, for each call of a stack (encoder, decoder or
@@ -144,7 +157,10 @@ class Stack(nn.Module):
         return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       return self._unrolled_with_remat(x, context, cache)
     writes = self.is_initializing() or self.is_mutable_collection("intermediates")
-    run = self._run_module if writes else self._layer_function(traced=isinstance(x, jax.core.Tracer))
+    if self.is_initializing() and _SHAPES_ONLY.get():
+      run = self._run_once()
+    else:
+      run = self._run_module if writes else self._layer_function(traced=isinstance(x, jax.core.Tracer))
     new_cache = []
     for i in range(self.num_layers):
       x, layer_cache = run(i, x, cache and cache[i], context)
@@ -159,6 +175,21 @@ class Stack(nn.Module):
     remat = self.config.remat
     block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
     return block(self.config, self.has_cross_attention, name=f"layers_{number}")(x, cache, context)
+
+  def _run_once(self) -> Callable:
+    """Returns a function that runs a layer, or gives it the parameters of an earlier one that is alike."""
+    first: dict[Tuning | None, tuple] = {}
+
+    def run(number: int, x: jax.Array, cache: dict | None, context: Context):
+      tuning = tuning_below(self, f"layers_{number}")
+      if tuning in first:
+        earlier, result = first[tuning]
+        self.put_variable("params", f"layers_{number}", self.get_variable("params", f"layers_{earlier}"))
+        return result
+      first[tuning] = number, self._run_module(number, x, cache, context)
+      return first[tuning][1]
+
+    return run
 
   def _layer_function(self, traced: bool) -> Callable:
     """Returns a function that runs a layer. If `traced`, layers that are alike share one trace.

@@ -14,6 +14,7 @@ from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.inference.parameters import store_frozen
 from t5like.models.recurrent import RecurrentConfig
+from t5like.models.shapes import boxed_shapes
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
@@ -22,7 +23,6 @@ from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
 from t5like.runs.saved_parameters import saved_selection
 from t5like.runs.teachers import open_teacher, train_model
-from t5like.training.state import parameter_shapes
 from t5like.vocabularies import load_vocabulary
 
 
@@ -43,7 +43,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
     experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   teacher = open_teacher(experiment)[1] if experiment.distillation else None
-  boxed = parameter_shapes(train_model(experiment, teacher), batches[-1])
+  boxed = boxed_shapes(train_model(experiment, teacher), batches[-1])
   params = nn.meta.unbox(boxed)
   plan = training_plan(experiment, params)
   optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan, params)

@@ -43,7 +43,7 @@ def initialize(function: Callable[[], Any], shardings: Any) -> Any:
 @functools.lru_cache(maxsize=256)  # the next run of a sweep or a suite initializes the same shapes
 def _program(piece: _Piece, out_shardings: tuple) -> Callable:
   def initialize_piece(*keys: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(jex.jaxpr_as_fun(piece.traced)(*keys))
+    return tuple(piece.run(*keys))
 
   return jax.jit(initialize_piece, out_shardings=out_shardings)
 
@@ -67,9 +67,8 @@ class _Piece:
       wrapped = [jax.random.wrap_key_data(key, impl=impl) for key, impl in zip(keys, impls, strict=True)]
       return _evaluate(drawing, constants | dict(zip(cuts, wrapped, strict=True)), outputs)
 
-    self.traced = jax.make_jaxpr(run)(*self.keys)
-    values = [(np.shape(const), np.asarray(const).tobytes()) for const in self.traced.consts]
-    self._identity = (str(self.traced.jaxpr), hashlib.sha256(repr(values).encode()).digest())
+    self.run = run
+    self._identity = _form(drawing, cuts, constants, outputs)
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, _Piece) and self._identity == other._identity
@@ -108,6 +107,32 @@ def _dependencies(outputs: Sequence[Any], producers: dict) -> list[Any]:
       pending.append((var, True))
       pending.extend((below, False) for below in eqn.invars)
   return list(ordered.values())
+
+
+def _form(equations: Sequence[Any], arguments: Sequence[Any], constants: dict, outputs: Sequence[Any]) -> tuple:
+  """Returns a value that is equal for equations which compute the same: variables are numbered as they appear."""
+  numbers: dict[Any, int] = {}
+
+  def name(var: Any) -> Any:
+    if isinstance(var, jex.Var) and var not in constants:
+      return numbers.setdefault(var, len(numbers))
+    value = np.asarray(var.val if isinstance(var, jex.Literal) else constants[var])
+    return value.shape, value.dtype, hashlib.sha256(value.tobytes()).digest()
+
+  def described(eqn: Any) -> tuple:
+    settings = tuple((key, value if _is_hashable(value) else repr(value)) for key, value in eqn.params.items())
+    return eqn.primitive, settings, *map(name, (*eqn.invars, *eqn.outvars))
+
+  shapes = tuple(str(var.aval) for var in arguments)
+  return shapes, tuple(map(name, arguments)), tuple(map(described, equations)), tuple(map(name, outputs))
+
+
+def _is_hashable(value: Any) -> bool:
+  try:
+    hash(value)
+  except TypeError:
+    return False
+  return True
 
 
 def _makes_keys(eqn: Any) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +14,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.models.shapes import boxed_shapes
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
@@ -51,27 +51,9 @@ def _started(model: nn.Module, params: Any, optimizer: Optimizer, batch: Any, se
   )
 
 
-def parameter_shapes(model: nn.Module, batch: Mapping[str, Any]) -> Any:
-  """Returns the shapes of a model's parameters, with logical axes. `batch` may hold arrays or shapes."""
-  described = tuple((name, x.shape, np.dtype(x.dtype)) for name, x in batch.items())
-  try:
-    shapes = _traced_once(model, described)
-  except TypeError:  # a field that cannot be hashed
-    shapes = _traced(model, described)
-  return jax.tree.map(lambda shape: shape, shapes)  # a copy, which callers may change
-
-
-def _traced(model: nn.Module, described: tuple) -> Any:
-  batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in described}
-  return jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-
-
-_traced_once = functools.lru_cache(maxsize=8)(_traced)  # the next run of a sweep or a suite has the same model
-
-
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
   """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
-  boxed = parameter_shapes(model, batch)
+  boxed = boxed_shapes(model, batch)
   shapes = jax.eval_shape(lambda boxed: _started(model, nn.meta.unbox(boxed), optimizer, batch, 0), boxed)
   params = parallel.parameter_shardings(boxed, mesh)
   shardings = TrainState(

@@ -14,6 +14,8 @@ from t5like.finetuning.methods.lora import LowRank
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.kernels.platform import compile_for
 from t5like.models import GPT, T5, TransformerConfig
+from t5like.models.blocks import Block
+from t5like.models.shapes import boxed_shapes
 from t5like.models.stack import choose_layer_loop
 from t5like.models.tuning import Tuning
 from t5like.training import checkpoints, optimizers
@@ -195,3 +197,25 @@ def test_layers_with_different_extensions_do_not_share_a_trace():
   calls = traces_of_layers(jax.make_jaxpr(logits)(params))
   assert len(calls) == 3 and calls[0] is calls[2] is not calls[1]
   assert_same(jax.jit(logits)(params), logits(params))  # the second one runs without a trace, with the same dropout
+
+
+def test_shapes_are_those_of_an_initialization_and_layers_that_are_alike_run_once():
+  """Three layers, of which the second has a low-rank product: two run."""
+  tuning = Tuning(
+    (("decoder/layers_1/mlp/wi", (LowRank(2, 1.0, 0.0, False, inputs=16, outputs=24, axes=("embed", "mlp")),)),)
+  )
+  model = GPT(TransformerConfig(**SIZE | dict(vocab_size=51)), tuning=tuning)
+  tokens = np.ones((1, 1), np.int32)
+  expected = jax.eval_shape(model.init, jax.random.key(0), {"decoder_input_tokens": tokens})["params"]
+  run = []
+
+  def count(call, args, kwargs, context):
+    if isinstance(context.module, Block) and context.method_name == "__call__":
+      run.append(context.module.name)
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(count):
+    found = boxed_shapes(model)
+  assert run == ["layers_0", "layers_1"]
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  assert jax.tree.leaves(found) == jax.tree.leaves(expected)
