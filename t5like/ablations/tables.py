@@ -356,12 +356,12 @@ TABLES: dict[int | str, Table] = {
 
 
 def find_tables(numbers: Iterable[int | str]) -> list[Table]:
-  found = []
-  for number in dict.fromkeys(numbers):
+  """Returns tables in the order of TABLES: of a recipe that a paper scored twice, the first table's score counts."""
+  wanted = list(numbers)
+  for number in wanted:
     if number not in TABLES:
       raise UserError(f"unknown table {number}", known=", ".join(map(str, TABLES)))
-    found.append(TABLES[number])
-  return found
+  return [table for number, table in TABLES.items() if number in wanted]
 
 
 def recipes_of(tables: Iterable[Table], rows: Iterable[str] = ()) -> list[str]:

@@ -56,6 +56,7 @@ def test_every_row_has_a_recipe_and_the_baseline_is_one():
 
 
 def test_rows_are_selected_by_name_or_recipe():
+  assert [table.number for table in find_tables([7, 2, 7])] == [2, 7]  # once, in the paper's order
   chosen = recipes_of(find_tables([7]), ["3", "encoder_decoder/span_corruption_10"])
   assert chosen == ["encoder_decoder/span_corruption", "encoder_decoder/span_corruption_10"]
   assert recipes_of(find_tables([7]), [tables.NO_PRETRAINING_RECIPE]) == [tables.NO_PRETRAINING_RECIPE]
