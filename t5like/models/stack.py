@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like import parallel
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, alibi_bias
@@ -66,19 +67,6 @@ def frozen_layers(counts: Mapping[str, int]) -> Iterator[None]:
     yield
   finally:
     _FROZEN_LAYERS.reset(token)
-
-
-_SHAPES_ONLY: contextvars.ContextVar[bool] = contextvars.ContextVar("shapes_only", default=False)
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-  """Declares, while an initialization is traced, that only the shapes of parameters count: see `_run_once`."""
-  token = _SHAPES_ONLY.set(True)
-  try:
-    yield
-  finally:
-    _SHAPES_ONLY.reset(token)
 
 
 # A model that is applied with this collection as mutable leaves in it, for each call of a stack (encoder, decoder or
@@ -157,7 +145,7 @@ class Stack(nn.Module):
         return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       return self._unrolled_with_remat(x, context, cache)
     writes = self.is_initializing() or self.is_mutable_collection("intermediates")
-    if self.is_initializing() and _SHAPES_ONLY.get():
+    if self.is_initializing() and parallel.shapes_only():
       run = self._run_once()
     else:
       run = self._run_module if writes else self._layer_function(traced=isinstance(x, jax.core.Tracer))

@@ -15,6 +15,7 @@ from t5like.parallel.rules import (
   shardings_like_parameters,
   use_preset,
 )
+from t5like.parallel.shapes import parameter_shapes, shapes_only
 
 __all__ = [
   "LOGICAL_AXIS_RULES",
@@ -30,12 +31,14 @@ __all__ = [
   "check_sharded",
   "describe_mesh",
   "make_mesh",
+  "parameter_shapes",
   "parameter_shardings",
   "shard_group",
   "replicated",
   "row_shards",
   "active_rules",
   "sharding_context",
+  "shapes_only",
   "shardings_like_parameters",
   "start",
   "stop_signals",

@@ -7,6 +7,7 @@ import dataclasses
 import flax.linen as nn
 import jax
 
+from t5like import parallel
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_layout, check_vocabulary, stack_lengths
 from t5like.experiments.experiment import Experiment
@@ -14,7 +15,6 @@ from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.inference.parameters import store_frozen
 from t5like.models.recurrent import RecurrentConfig
-from t5like.models.shapes import boxed_shapes
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
@@ -43,7 +43,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
     experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   teacher = open_teacher(experiment)[1] if experiment.distillation else None
-  boxed = boxed_shapes(train_model(experiment, teacher), batches[-1])
+  boxed = parallel.parameter_shapes(train_model(experiment, teacher), batches[-1])
   params = nn.meta.unbox(boxed)
   plan = training_plan(experiment, params)
   optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan, params)

@@ -14,7 +14,6 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.models.shapes import boxed_shapes
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
@@ -53,7 +52,7 @@ def _started(model: nn.Module, params: Any, optimizer: Optimizer, batch: Any, se
 
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
   """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
-  boxed = boxed_shapes(model, batch)
+  boxed = parallel.parameter_shapes(model, batch)
   shapes = jax.eval_shape(lambda boxed: _started(model, nn.meta.unbox(boxed), optimizer, batch, 0), boxed)
   params = parallel.parameter_shardings(boxed, mesh)
   shardings = TrainState(
