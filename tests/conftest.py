@@ -200,7 +200,7 @@ def finetune(token_caches):
 def old_directories(tmp_path, monkeypatch) -> Path:
   """Unpacks the files that commit d9cdd99 wrote (tests/data/old_directories) into a folder and changes to it."""
   with tarfile.open(REPOSITORY / "tests/data/old_directories/d9cdd99.tar.xz") as archive:
-    archive.extractall(tmp_path, filter="data")
+    archive.extractall(tmp_path)  # our own file; `filter` came with Python 3.11.4
   monkeypatch.chdir(tmp_path)
   return tmp_path
 
