@@ -31,10 +31,10 @@ def pytest_addoption(parser):
   parser.addoption("--commit", help="write tests/gpu_results.json for this commit")
 
 
-def pytest_terminal_summary(terminalreporter, config):
-  """Records what passed on which device, with which versions."""
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+  """Records what passed on which device, with which versions; nothing if the tests were interrupted."""
   commit = config.getoption("--commit")
-  if not commit:
+  if not commit or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
     return
   counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
   device = subprocess.run(
