@@ -56,9 +56,10 @@ class _Piece:
     drawing = [eqn for eqn in equations if not _makes_keys(eqn)]
     computed = {var for eqn in drawing for var in eqn.outvars}
     used = [var for eqn in drawing for var in eqn.invars] + list(outputs)
-    cuts = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in computed]
-    cuts = [var for var in cuts if var not in constants]
+    given = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in computed]
+    cuts = [var for var in given if var not in constants]
     keys = _evaluate([eqn for eqn in equations if _makes_keys(eqn)], constants, cuts)
+    constants = {var: constants[var] for var in given if var in constants}
     impls = [jax.random.key_impl(key) for key in keys]
     # Host arrays: with several hosts they are then the same on all devices.
     self.keys = [np.asarray(jax.random.key_data(key)) for key in keys]
