@@ -209,8 +209,8 @@ def old_directories(tmp_path, monkeypatch) -> Path:
 VERSION_SENSITIVE = {
   "kernels/test_attention.py", "kernels/test_norms.py", "models/test_cached_decoding.py", "models/test_layer_loop.py",
   "parallel/test_compiled_graphs.py", "parallel/test_multihost.py", "parallel/test_presets.py",
-  "training/test_checkpoints.py", "training/test_checkpoints_failures.py", "training/test_checkpoints_restore.py",
-  "training/test_optimizers.py", "training/test_step.py",
+  "training/checkpoints/test_checkpoints.py", "training/checkpoints/test_checkpoints_failures.py",
+  "training/checkpoints/test_checkpoints_restore.py", "training/optimizers/test_optimizers.py", "training/test_step.py",
 }  # fmt: skip
 
 

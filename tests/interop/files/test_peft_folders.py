@@ -1,0 +1,138 @@
+"""Folders of Hugging Face's peft, read and written: same logits (see make_peft_goldens.py)."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from t5like.errors import UserError
+from t5like.finetuning.methods import HoulsbyAdapter, LoRA, PrefixTuning
+from t5like.inference.parameters.peft_export import export_peft
+from t5like.inference.parameters.peft_import import import_peft
+from t5like.interop import huggingface
+from t5like.interop.layouts import flatten, stack_layers, unflatten
+from t5like.interop.peft_files import join_low_rank, read_folder
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+CASES = sorted(path.name for path in (GOLDEN / "peft").iterdir())
+DEFAULT = ("gpt2_lora", "gpt2_prefix", "gpt2_prompt", "t5_ia3")
+
+
+def outputs(case):
+  golden = dict(np.load(GOLDEN / "peft" / case / "outputs.npz"))
+  return golden | {"base": str(golden["base"])}
+
+
+def logits(model, params, golden):
+  tokens = golden["input_ids"].astype(np.int32)
+  batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}
+  if "decoder_input_ids" in golden:
+    batch["decoder_input_tokens"] = golden["decoder_input_ids"].astype(np.int32)
+  found = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
+  return np.asarray(found["label_logits" if "label_logits" in found else "logits"])
+
+
+def tuned(model, params, trained):
+  """Returns the tuned model and its parameters."""
+  arrays = stack_layers(trained.arrays) if model.config.scan_layers else trained.arrays
+  return trained.method.tune(model), unflatten(flatten(params) | arrays)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in DEFAULT else [pytest.mark.slow]) for c in CASES])
+def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
+  golden, folder = outputs(case), read_folder(GOLDEN / "peft" / case)
+  imported = huggingface.load(GOLDEN / golden["base"], scan_layers=case in ("gpt2_lora", "gpt2_prefix", "t5_ia3"))
+  trained = import_peft(folder, imported.model)
+  model, params = tuned(imported.model, imported.params, trained)
+  found = logits(model, params, golden)
+  expected = golden["logits"][:, -found.shape[1] :] if found.ndim == 3 else golden["logits"]  # without a prompt's
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
+  assert not np.allclose(found, logits(imported.model, imported.params, golden), atol=1e-3)
+  export_peft(tmp_path, imported.model, jax.tree.map(np.asarray, params), trained.method, golden["base"])
+  old, new = (load_file(path / "adapter_model.safetensors") for path in (GOLDEN / "peft" / case, tmp_path))
+  assert old.keys() == new.keys()
+  assert all(np.array_equal(old[name], new[name]) for name in old)
+  config = json.loads((tmp_path / "adapter_config.json").read_text())
+  assert config["peft_type"] == folder.kind and config["task_type"] == folder.config["task_type"]
+  again = import_peft(read_folder(tmp_path), imported.model)
+  np.testing.assert_allclose(logits(*tuned(imported.model, imported.params, again), golden), found, atol=1e-6)
+
+
+def test_separate_updates_of_query_and_value_share_gpt2s_c_attn(tmp_path):
+  """Without an A in common, ranks add up; the key's rows are zero."""
+  golden = outputs("gpt2_lora")
+  imported = huggingface.load(GOLDEN / "gpt2")
+  method = LoRA(rank=2, alpha=4.0)
+  model = method.tune(imported.model)
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), {"decoder_input_tokens": np.ones((1, 1), np.int32)}))
+  shapes = flatten(shapes["params"])
+  own = {path: rng.normal(size=box.unbox().shape).astype(np.float32) for path, box in shapes.items() if "lora" in path}
+  params = unflatten(flatten(imported.params) | own)
+  export_peft(tmp_path, imported.model, params, method, "gpt2")
+  folder = read_folder(tmp_path)
+  assert folder.config["r"] == 4 and folder.config["lora_alpha"] == 8 and folder.config["fan_in_fan_out"]
+  back = tuned(imported.model, imported.params, import_peft(folder, imported.model))
+  np.testing.assert_allclose(logits(*back, golden), logits(model, params, golden), atol=2e-5)
+
+
+def test_join_low_rank_by_hand():
+  a, b = np.array([[1.0], [2.0]]), np.array([[3.0, 4.0]])
+  joined_a, joined_b = join_low_rank([(a, b), None], 2)
+  assert joined_a.tolist() == [[1, 2]] and joined_b.tolist() == [[3], [4], [0], [0]]
+
+
+def test_what_peft_cannot_express_is_refused(tmp_path):
+  imported = huggingface.load(GOLDEN / "gpt2")
+  with pytest.raises(UserError, match="no counterpart of HoulsbyAdapter"):
+    export_peft(tmp_path, imported.model, imported.params, HoulsbyAdapter(), "gpt2")
+  with pytest.raises(UserError, match="trained parameters of the base"):
+    export_peft(tmp_path, imported.model, imported.params, LoRA(also=[".*bias"]), "gpt2")
+  with pytest.raises(UserError, match=r"do not belong to this model|has no LoRA"):
+    import_peft(read_folder(GOLDEN / "peft" / "t5_lora"), imported.model)
+  xlnet, update = huggingface.load(GOLDEN / "peft_bases/xlnet"), np.zeros((12, 2), np.float32)
+  path = "backbone/encoder/layers_0/attention/query"
+  tuned = unflatten(flatten(xlnet.params) | {f"{path}/lora_a": update, f"{path}/lora_b": update.T})
+  with pytest.raises(UserError, match="linear layers, which .*attention/query is not"):
+    export_peft(tmp_path, xlnet.model, tuned, LoRA(rank=2), "xlnet")
+  folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
+  with pytest.raises(UserError, match="bias = 'all' is not supported"):
+    import_peft(dataclasses.replace(folder, config={**folder.config, "bias": "all"}), imported.model)
+  with pytest.raises(UserError, match="no adapter_config.json"):
+    read_folder(tmp_path)
+
+
+def test_prompts_and_prefixes_that_peft_reads_differently_are_refused(tmp_path):
+  t5, gpt = (huggingface.load(GOLDEN / name).model for name in ("t5_1_1", "gpt2"))
+  with pytest.raises(UserError, match="prefixes go to peft and back for GPT only"):
+    export_peft(tmp_path, t5, {}, PrefixTuning(length=3), "t5")
+  prefix, prompt = (read_folder(GOLDEN / "peft" / name) for name in ("gpt2_prefix", "gpt2_prompt"))
+  with pytest.raises(UserError, match="for GPT only"):
+    import_peft(prefix, t5)
+  with pytest.raises(UserError, match="second part for the decoder"):
+    import_peft(dataclasses.replace(prompt, config={**prompt.config, "num_transformer_submodules": 2}), gpt)
+  with pytest.raises(UserError, match="has the shape"):
+    import_peft(dataclasses.replace(prompt, config={**prompt.config, "num_virtual_tokens": 4}), gpt)
+  bert = huggingface.load(GOLDEN / "heads/BertForSequenceClassification").model
+  with pytest.raises(UserError, match="without a head"):
+    import_peft(prompt, bert)
+
+
+def test_a_projected_prefix_is_written_as_keys_and_values(tmp_path):
+  golden, imported = outputs("gpt2_prefix"), huggingface.load(GOLDEN / "gpt2")
+  method = PrefixTuning(length=3, hidden=4)
+  model = method.tune(imported.model)
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), {"decoder_input_tokens": np.ones((1, 1), np.int32)}))[
+    "params"
+  ]
+  params = unflatten(flatten(params) | flatten(imported.params))
+  export_peft(tmp_path, imported.model, jax.tree.map(np.asarray, params), method, "gpt2")
+  back = tuned(imported.model, imported.params, import_peft(read_folder(tmp_path), imported.model))
+  np.testing.assert_allclose(logits(*back, golden), logits(model, params, golden), atol=2e-5)

@@ -1,0 +1,126 @@
+"""Folders of sentence-transformers: the same vectors as theirs, in both directions and in all forms of the files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import t5like
+from t5like.errors import UserError
+from t5like.interop.sentence_modules import read_sentence_folder
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "sentences"
+MODELS = ("bert", "t5", "gpt")
+
+
+def golden(name):
+  known = json.loads((GOLDEN / name / "vectors.json").read_text())
+  return known["texts"], np.array(known["vectors"], np.float32)
+
+
+def copied(name, folder):
+  return Path(shutil.copytree(GOLDEN / name, folder / name))
+
+
+def change(path, **changes):
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", MODELS)
+def test_vectors_are_theirs_and_survive_export(name, tmp_path):
+  """Without flags: pooling, dense layer, normalization, length, lower case and special tokens are the folder's."""
+  texts, vectors = golden(name)
+  model = t5like.load(GOLDEN / name)
+  np.testing.assert_allclose(model.embed(texts), vectors, atol=1e-5)
+  model.save_hf(tmp_path / "hf")
+  again = t5like.load(tmp_path / "hf")
+  assert again.module == model.module
+  jax.tree.map(np.testing.assert_array_equal, again.source.params, model.source.params)
+  np.testing.assert_allclose(again.embed(texts[1]), vectors[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_loads_there(name, tmp_path):
+  """Runs where sentence-transformers is installed; make_sentence_folders.py FOLDER does the same by hand."""
+  library = pytest.importorskip("sentence_transformers")
+  texts, vectors = golden(name)
+  t5like.load(GOLDEN / name).save_hf(tmp_path / "hf")
+  np.testing.assert_allclose(library.SentenceTransformer(str(tmp_path / "hf")).encode(texts), vectors, atol=1e-5)
+
+
+def test_older_folders(tmp_path):
+  """Flags for poolings, the length and lower case in sentence_bert_config.json, the transformer in its own folder."""
+  texts, vectors = golden("bert")
+  folder = copied("bert", tmp_path)
+  inner = folder / "0_BERT"
+  inner.mkdir()
+  for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+    shutil.move(folder / name, inner / name)
+  flags = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+  (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12} | flags))
+  (inner / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8, "do_lower_case": True}))
+  change(inner / "tokenizer_config.json", model_max_length=512)
+  tokenizer = json.loads((inner / "tokenizer.json").read_text())
+  (inner / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": None}))
+  modules = [
+    {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    for n, (path, kind) in enumerate([("0_BERT", "Transformer"), ("1_Pooling", "Pooling"), ("2_N", "Normalize")])
+  ]
+  (folder / "modules.json").write_text(json.dumps(modules))
+  np.testing.assert_allclose(t5like.load(folder).embed(texts), vectors, atol=1e-5)
+
+
+def test_a_default_prompt_precedes_every_text(tmp_path):
+  folder, (texts, _) = copied("bert", tmp_path), golden("bert")
+  change(folder / "config_sentence_transformers.json", prompts={"query": "one two "}, default_prompt_name="query")
+  plain = t5like.load(GOLDEN / "bert").embed([f"one two {text}" for text in texts])
+  np.testing.assert_array_equal(t5like.load(folder).embed(texts), plain)
+
+
+def test_another_pooling_is_that_of_the_plain_states(tmp_path):
+  """An explicit pooling leaves out the folder's layers and its length."""
+  model, (texts, _) = t5like.load(GOLDEN / "bert"), golden("bert")
+  assert abs(np.linalg.norm(model.embed(texts[0], pooling="mean")) - 1) > 1e-2
+  long = model.embed(texts[1], pooling="max")
+  assert np.max(np.abs(long - model.embed(" ".join(texts[1].split()[:6]), pooling="max"))) > 1e-3
+
+
+def test_directories_keep_the_head(tmp_path):
+  """A model directory made from a folder embeds alike: config.gin has the head and its facts."""
+  texts, vectors = golden("gpt")
+  model = t5like.load(t5like.load(GOLDEN / "gpt").save(tmp_path / "run"))
+  assert model.module.head.pooling == "weighted_mean+last"
+  np.testing.assert_allclose(model.embed(texts), vectors, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("file", "content", "message"),
+  [
+    ("modules.json", "[]", "has no modules"),
+    ("modules.json", '[{"idx": 0}]', "modules.json is invalid"),
+    ("modules.json", '[{"type": "a.Transformer", "path": "../../etc"}]', "outside of its folder"),
+    ("modules.json", '[{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "c"}]', "unsupported modules"),
+    ("1_Pooling/config.json", '{"pooling_mode": "median"}', "unsupported pooling"),
+    ("1_Pooling/config.json", '{"pooling_mode": "mean", "include_prompt": false}', "leaves prompts out"),
+    ("tokenizer_config.json", '{"model_max_length": "long"}', "invalid maximum length"),
+    ("config_sentence_transformers.json", '{"default_prompt_name": "q", "prompts": {}}', "has no prompt 'q'"),
+  ],
+)  # fmt: skip
+def test_invalid_folders(file, content, message, tmp_path):
+  folder = copied("bert", tmp_path)
+  (folder / file).write_text(content)
+  with pytest.raises(UserError, match=message):
+    read_sentence_folder(folder)
+
+
+def test_unknown_activation(tmp_path):
+  folder = copied("t5", tmp_path)
+  change(folder / "2_Dense" / "config.json", activation_function="my.Own")
+  with pytest.raises(UserError, match="unsupported activation"):
+    read_sentence_folder(folder)
