@@ -119,7 +119,7 @@ def test_lengths_of_span_corruption(query_length, key_length, width):
 
 @pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")
 def test_bfloat16_differs_only_by_rounding():
-  """The tolerance of tests/kernels/test_on_gpu.py, also for the bias gradient, which is summed from bfloat16."""
+  """The tolerance of tests/gpu/test_attention_on_gpu.py, also for the bias gradient, which is summed from bfloat16."""
   given = inputs("bias", jnp.bfloat16, heads=2, width=64)
   got = value_and_gradients(interpreted, *given)
   expected = value_and_gradients(xla_attention, *(x.astype(jnp.float32) for x in given[:4]), *given[4:])

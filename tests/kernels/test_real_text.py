@@ -1,6 +1,6 @@
 """200 training steps on real text in bfloat16, with each back end that runs on CPUs, compared with float32.
 
-cuDNN is tested in test_on_gpu.py.
+cuDNN is tested in tests/gpu/test_attention_on_gpu.py.
 """
 
 import functools
