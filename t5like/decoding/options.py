@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from t5like.decoding.settings import DecodeSettings
-from t5like.errors import InvalidSetting
+from t5like.errors import InvalidSetting, nearest
 
 STOP = "stop"
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 BEAM_OPTIONS = ("beams", "length_penalty", "penalty_form", "early_stopping", "n_best")
 _DEFAULT_LENGTH = 128
+# Hugging Face's names of settings.
+_THEIR_NAMES = {
+  "num_beams": "beams", "max_new_tokens": "max_length", "min_new_tokens": "min_length", "do_sample": "temperature",
+  "num_return_sequences": "n_best", "no_repeat_ngram_size": "no_repeat_ngram", "forced_bos_token_id": "forced_first",
+}  # fmt: skip
 
 
 class _Encoder(Protocol):
@@ -39,6 +45,11 @@ def decode_settings(
   sequences = [vocabulary.encode(text) for text in stops]
   known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)
   fields = {name: value for name, value in given.items() if name != STOP}
+  known_names = [field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"]
+  for name in fields:
+    if name not in known_names:
+      closest = _THEIR_NAMES.get(name) or nearest(name, [*known_names, STOP])
+      raise InvalidSetting(f"unknown setting {name}", nearest=closest, known=", ".join([*known_names, STOP]))
   if not 0 <= fields.get("seed", 0) < 2**32:
     raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
   if isinstance(fields.get("forced_first"), str):

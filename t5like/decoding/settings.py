@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 from t5like.errors import InvalidSetting, nearest
 
@@ -79,6 +80,9 @@ class DecodeSettings:
       raise _invalid("n_best", self.n_best, f"at most beams={self.beams}")
 
   def _check_ranges(self):
+    whole = ("max_length", "min_length", "n_best", "beams", "top_k", "no_repeat_ngram", "forced_first")
+    for field in whole:
+      self._check(field, isinstance(getattr(self, field), numbers.Integral | None), "a whole number")
     self._check("max_length", 1 <= self.max_length <= _MAX_LENGTH, f"1 to {_MAX_LENGTH:,}")
     self._check("min_length", 0 <= self.min_length <= self.max_length, f"0 to max_length={self.max_length}")
     self._check("n_best", 1 <= self.n_best <= _MAX_HYPOTHESES, f"1 to {_MAX_HYPOTHESES:,}")

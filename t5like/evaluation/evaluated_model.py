@@ -15,7 +15,14 @@ from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import Languages, special_tokens, task_languages
 from t5like.inference import Model
-from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, text_form
+from t5like.inference.prompts import (
+  PromptForm,
+  has_training_config,
+  position_limit,
+  prompt_form,
+  text_form,
+  with_rows_of,
+)
 from t5like.inference.task_caches import default_lengths
 from t5like.models.heads import WithHead
 from t5like.models.tuning import learned_tokens
@@ -69,7 +76,7 @@ class EvaluatedModel:
 
   @cached_property
   def special(self) -> SpecialTokens:
-    return special_tokens(self.module.config, self.vocabulary, self.languages)
+    return with_rows_of(special_tokens(self.module.config, self.vocabulary, self.languages), self.module, self.form)
 
   @property
   def layout(self) -> str:

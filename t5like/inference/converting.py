@@ -327,6 +327,7 @@ def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, expe
   if has_head:  # rows are as in training, and read from their last token
     form = prompt_form(model, vocabulary, experiment)
     around, padding = TextSpecialTokens(form.start, form.end), padding_token(vocabulary, config.vocab_size)
+    has_head = form.end is not None  # otherwise they are as the tokenizer has them
   else:
     prompt = prompt_form(model, vocabulary, experiment)
     around = TextSpecialTokens(prompt.start, prompt.end)

@@ -115,7 +115,10 @@ class Generation:
         f"max_length={settings.max_length} exceeds the model's {positions} positions",
         expected=f"for example {max(positions // 2, 1)}: the prompt needs positions too",
       )
-    self.settings, self._stops = settings, stops
+    known = {token for token in self._model.source.configured_eos_ids() if 0 <= token < self._model.config.vocab_size}
+    more = sorted(known - {self._model.vocabulary.eos_id})  # such as the end of a turn
+    ends = (*settings.stop_sequences, *((token,) for token in more))
+    self.settings, self._stops = dataclasses.replace(settings, stop_sequences=ends), stops
     self._reserved = settings.max_length - 1 if self._model.is_decoder else 0
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
@@ -155,7 +158,9 @@ class Generation:
     form = self._model.prompt_form
     if self._model.is_decoder and form.end is None:
       # Some vocabularies drop a leading space, which separates the output from its prompt.
-      prompt = prepared.tokens if form.start is None else prepared.tokens[1:]
+      prompt = list(prepared.tokens if form.start is None else prepared.tokens[1:])
+      if (end := self._model.vocabulary.eos_id) in prompt:  # of a turn before: a text ends there
+        prompt = prompt[len(prompt) - prompt[::-1].index(end) :]
       prefix, full = decode(prompt), decode([*prompt, *output.tolist()])
       text = full[len(prefix) :] if prefix and full.startswith(prefix) else text
     ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]

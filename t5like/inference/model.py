@@ -31,7 +31,7 @@ from t5like.inference.heads.methods import HeadMethods
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.inside.methods import InsideMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
-from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
+from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, with_rows_of
 from t5like.inference.results import Candidate, Choice, Filled, Output
 from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
@@ -113,6 +113,9 @@ class Model(HeadMethods, InsideMethods):
   adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)  # directories by name
   shared: Model | None = None  # the base on whose devices' arrays an adapter runs
   given_languages: tuple[str, str] | None = None  # codes of inputs and outputs; None: the model's own
+
+  def __repr__(self) -> str:
+    return f"<{self.kind} of {self.folder}, vocabulary {self.vocabulary_name}, {parallel.describe_mesh(self.mesh)}>"
 
   def use(self, adapter: str | None) -> Model:
     """Returns the model with one of its adapters, or (None) without; all of them share the base's arrays."""
@@ -298,7 +301,8 @@ class Model(HeadMethods, InsideMethods):
 
   @cached_property
   def special(self) -> SpecialTokens:
-    return special_tokens(self.config, self.vocabulary, self.languages)
+    special = special_tokens(self.config, self.vocabulary, self.languages)
+    return with_rows_of(special, self.module, self.prompt_form)
 
   @property
   def decoding(self) -> Mapping[str, Any]:
@@ -403,13 +407,18 @@ class Model(HeadMethods, InsideMethods):
     self, job: Job, texts: Texts, batch_size: int, fields: Sequence[Mapping[str, Any]] | None = None
   ) -> list[Answer]:
     texts = _as_list(texts)
+    if not isinstance(batch_size, int) or batch_size < 1:
+      raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
     if fields is not None and len(fields) != len(texts):
       raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
     return answer_all(job, _rows(texts, fields), batch_size)
 
 
 def _as_list(texts: Texts) -> list[str]:
-  return [texts] if isinstance(texts, str) else list(texts)
+  listed = [texts] if isinstance(texts, str) else list(texts)
+  if wrong := [text for text in listed if not isinstance(text, str)]:
+    raise UserError(f"not a text: {wrong[0]!r}", expected="a string, or a list of strings")
+  return listed
 
 
 def _rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:

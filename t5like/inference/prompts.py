@@ -18,6 +18,8 @@ from t5like.objectives.segments import PairForm
 from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 
+_OF_ROWS = ("classification", "multi_label", "regression", "choices")  # forms of heads that score a row
+
 
 @dataclasses.dataclass(frozen=True)
 class PromptForm:
@@ -47,7 +49,9 @@ def text_form(special: SpecialTokens) -> PromptForm:
 
 def _row_form(pair: PairForm, eos: int) -> PromptForm:
   """Returns the tokens around a single text in an encoder's row."""
-  return PromptForm(None, pair.sep, eos, pair.cls) if pair.cls_last else PromptForm(pair.cls, pair.sep, eos)
+  if pair.cls_last:
+    return PromptForm(None, pair.sep, eos, pair.cls)
+  return PromptForm(pair.cls, pair.sep if pair.closed else None, eos)
 
 
 def prompt_form(
@@ -62,8 +66,12 @@ def prompt_form(
   special, is_imported = special_tokens(model.config, vocabulary, languages or {}), not has_training_config(experiment)
   eos = special.eos
   if isinstance(model, WithHead):  # rows as in training: data/labeled_rows.py
-    around = getattr(model.head, "around", None)
-    return PromptForm(*around, eos) if around else _row_form(PairForm.of(special), eos)
+    if around := getattr(model.head, "around", None):
+      return PromptForm(*around, eos)
+    if is_imported and model.backbone.batch_layout in ("decoder", "prefix_lm") and model.head.form in _OF_ROWS:
+      _, after = getattr(vocabulary, "template", None) or ((), ())  # as in Hugging Face: its tokenizer's texts
+      special = dataclasses.replace(special, closes_rows=eos in after)
+    return _row_form(PairForm.of(special), eos)
   if model.batch_layout == "encoder":
     return _row_form(PairForm(special.cls, special.sep, cls_last=special.cls_last), eos)
   if model.batch_layout == "encoder_decoder":
@@ -86,6 +94,11 @@ def prompt_form(
     return PromptForm(special.start, eos, eos)
   has_inputs = objective.lengths(512).inputs > 0
   return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
+
+
+def with_rows_of(special: SpecialTokens, model: nn.Module, form: PromptForm) -> SpecialTokens:
+  """Returns special tokens for the rows of a model's head, which end as `form` does."""
+  return dataclasses.replace(special, closes_rows=form.end is not None) if isinstance(model, WithHead) else special
 
 
 def position_limit(config: TransformerConfig, taken: int = 0) -> int | None:

@@ -196,7 +196,7 @@ class ForeignFiles:
 
   folder: Path
   module: nn.Module
-  params: Any  # numpy arrays
+  params: Any = dataclasses.field(repr=False)  # numpy arrays
   model_type: str | None = None
   experiment: None = None
   vocabulary: str | None = None

@@ -33,6 +33,7 @@ class SpecialTokens:
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
   cls_last: bool = False  # `cls` ends a row (XLNet)
+  closes_rows: bool = True  # without `sep`, a head's rows end with `eos`; not those of an imported decoder
   # Facts of a model, not of its vocabulary.
   start_id: int | None = None  # the decoder's first input
   padding: int = 0  # of an encoder's inputs

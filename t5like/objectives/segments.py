@@ -28,6 +28,7 @@ class PairForm:
   RoBERTa  <s> first </s></s> second </s>
   XLNet    first <sep> second <sep> <cls>, token types 0, 1 and 2
   T5, GPT  first </s> second </s>, with the vocabulary's end-of-sequence; Llama: after <s>
+  imported decoders, as their tokenizers do: first second; Llama: <s> first <s> second
   """
 
   cls: int | None
@@ -35,12 +36,17 @@ class PairForm:
   separators: int = 1  # between the texts
   typed: bool = True  # token types 1 for the second text
   cls_last: bool = False
+  closed: bool = True  # `sep` follows the last text
 
   @classmethod
   def of(cls, special: SpecialTokens) -> PairForm:
     """Returns the form of a vocabulary."""
     if special.cls is None or special.sep is None:
-      return cls(special.bos if special.opens_texts else None, special.eos, typed=False)
+      opening = special.bos if special.opens_texts else None
+      if special.closes_rows:
+        return cls(opening, special.eos, typed=False)
+      between = 0 if opening is None else 1
+      return cls(opening, opening if between else special.eos, between, typed=False, closed=False)
     if special.bos == special.cls:
       return cls(special.cls, special.sep, separators=2, typed=False)
     return cls(special.cls, special.sep, cls_last=special.cls_last)
@@ -53,7 +59,7 @@ class PairForm:
   @property
   def tail(self) -> list[int]:
     """The tokens after the last text."""
-    return [self.sep, self.cls] if self.cls_last else [self.sep]
+    return [self.sep, self.cls] if self.cls_last else [self.sep] * self.closed
 
   @property
   def around(self) -> int:
@@ -61,6 +67,10 @@ class PairForm:
     return len(self.head) + len(self.tail)
 
   def join(self, first: Ragged, second: Ragged | None, length: int) -> Segments:
+    if not self.closed:
+      tokens, types, lengths = join_segments(first, second, length + 1, self.cls, self.sep, self.separators, self.typed)
+      tokens[np.arange(len(tokens)), lengths - 1] = 0
+      return Segments(tokens[:, :-1], types[:, :-1], lengths - 1)
     if not self.cls_last:
       return join_segments(first, second, length, self.cls, self.sep, self.separators, self.typed)
     tokens, types, lengths = join_segments(first, second, length - 1, None, self.sep, self.separators, self.typed)

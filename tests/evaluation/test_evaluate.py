@@ -68,7 +68,10 @@ def test_settings_equal_those_of_the_command(t5like, run, token_caches, tmp_path
     f"--cache_dir={token_caches}", f"--out={tmp_path / 'command'}", devices=8,
   )  # fmt: skip
   (own,), (other,) = (sorted((tmp_path / side / "predictions").glob("*.jsonl")) for side in ("python", "command"))
-  assert own.name == other.name and own.read_text() == other.read_text() and lines(own) == ranked.rows
+  assert own.name == other.name and lines(own) == ranked.rows
+  for mine, theirs in zip(lines(own), lines(other), strict=True):  # on eight devices, sums have another order
+    assert mine.pop("log_likelihoods") == pytest.approx(theirs.pop("log_likelihoods"), rel=1e-5)
+    assert mine == theirs
   assert set(ranked.rows[0]["log_likelihoods"]) == {"entailment", "neutral", "contradiction"}
   beams = evaluate(model, "snli", beams=2, **options)
   assert len(beams.rows) == 12 and "log_likelihoods" not in beams.rows[0]

@@ -84,6 +84,28 @@ def test_one_text_gives_one_result(models):
   assert t5.generate([]) == [] and t5.embed([]).shape == (0, 16)
 
 
+def test_a_prompt_may_contain_the_end_of_earlier_turns(models):
+  end = words([GPT2["eos"]])
+  found = models["gpt2"].generate(f"w3 w4 {end} w5 w6", max_length=5)
+  assert found.tokens == 5 and len(found.text.split()) == 5
+  assert models["gpt2"].generate(f"w3 {end}", max_length=5).text.split()
+
+
+def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folders, tmp_path):
+  text = texts_of(GPT2)[0]
+  full = models["gpt2"].generate(text, max_length=6).text.split()
+  other = full[-1]
+  folder = shutil.copytree(folders["gpt2"], tmp_path / "two_ends")
+  ends = {"eos_token_id": [GPT2["eos"], int(other[1:])]}
+  (folder / "generation_config.json").write_text(json.dumps(ends))
+  found = load(folder).generate(text, max_length=6)
+  assert found.text.split() == full[: full.index(other)] and found.finished
+
+
+def test_a_model_has_a_short_description(models):
+  assert len(repr(models["t5"])) < 300 and "T5" in repr(models["t5"])
+
+
 def test_stop_texts_end_outputs(models):
   full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
@@ -229,6 +251,14 @@ def test_unsupported_requests_are_clear_errors(models, folders):
     models["t5"].score(["w1", "w2"], "w3")
   with pytest.raises(UserError, match="beams=0"):
     models["t5"].generate("w1", beams=0)
+  for given, complaint in {
+    ("num_beams", 3): "unknown setting num_beams\n +nearest +beams\n", ("bems", 3): "nearest +beams",
+    ("max_length", 3.5): "max_length=3.5 is invalid", ("batch_size", 0): "batch_size=0 is invalid",
+  }.items():  # fmt: skip
+    with pytest.raises(UserError, match=complaint):
+      models["t5"].generate("w1", **dict([given]))
+  with pytest.raises(UserError, match="not a text: None"):
+    models["t5"].embed(["w1", None])
   with pytest.raises(UserError, match="does not cover the devices"):
     load(folders["t5"], mesh={"data": 3})
   long = words(range(1, 30))  # the golden GPT-2 has 20 positions

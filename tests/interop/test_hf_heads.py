@@ -8,9 +8,12 @@ import jax
 import numpy as np
 import pytest
 from head_batches import compare, head_batch
+from infer_models import words as texts_of
+from infer_models import write_tokenizer
 from round_trips import round_trip
 from safetensors.numpy import load_file, save_file
 
+import t5like
 from t5like.errors import UserError
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, unflatten
@@ -36,6 +39,21 @@ def test_logits_loss_and_gradients_equal_transformers(case, scan_layers, tmp_pat
   gradients = {n: x.reshape(shapes[n]) for n, x in zip(shapes, np.split(joined, cuts), strict=True)}
   imported = huggingface.load(GOLDEN / case, scan_layers=scan_layers)
   compare(imported, head_batch(imported.model, golden), logits, float(loss), gradients, tmp_path)
+
+
+def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
+  """GPT-2's adds nothing: the head reads the last token of the text itself."""
+  folder = shutil.copytree(GOLDEN / "GPT2ForSequenceClassification", tmp_path / "folder")
+  write_tokenizer(folder, 23, eos=2)
+  golden = np.load(folder / "outputs.npz")
+  texts = [texts_of(ids[mask == 1]) for ids, mask in zip(golden["input_ids"], golden["attention_mask"], strict=True)]
+  model = t5like.load(folder)
+  found = [list(label.probabilities.values()) for label in model.classify(texts)]
+  np.testing.assert_allclose(found, jax.nn.softmax(golden["logits"]), rtol=1e-4)
+  assert model.classify("").probabilities
+  model.save_hf(tmp_path / "saved")
+  again = t5like.load(tmp_path / "saved")
+  assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])
 
 
 @pytest.mark.sampled(15)

@@ -28,6 +28,17 @@ def test_one_text():
   assert not joined.token_types.any() and joined.lengths.tolist() == [4, 2, 5]
 
 
+def test_rows_without_an_end():
+  plain = PairForm(None, SEP, separators=0, typed=False, closed=False)
+  assert plain.join(rows(2, 5), None, 4).tokens.tolist() == [[200, 201, 0, 0], [200, 201, 202, 203]]
+  assert plain.join(rows(2, 5), None, 4).lengths.tolist() == [2, 4] and plain.around == 0
+  assert plain.join(rows(2), rows(1), 4).tokens.tolist() == [[200, 201, 200, 0]]
+  opened = PairForm(CLS, CLS, typed=False, closed=False)
+  joined = opened.join(rows(2, 4), rows(1, 4), 6)
+  assert joined.tokens.tolist() == [[CLS, 200, 201, CLS, 200, 0], [CLS, 200, 201, CLS, 200, 201]]
+  assert joined.lengths.tolist() == [5, 6] and opened.around == 1
+
+
 # (first, second, length) -> the lengths of both after truncation="longest_first" in transformers' BertTokenizer.
 HUGGING_FACE = {
   (3, 3, 8): (2, 3), (4, 3, 8): (3, 2), (3, 4, 8): (2, 3), (9, 9, 8): (2, 3), (9, 8, 8): (3, 2), (9, 9, 9): (3, 3),

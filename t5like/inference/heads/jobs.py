@@ -149,6 +149,8 @@ class Labeling:
 
   def _joined(self, first: str, second: str | None) -> tuple[np.ndarray, np.ndarray] | str:
     ids = self._model.vocabulary.encode_batch([first] if second is None else [first, second])
+    if not any(ids) and not self._form.around:
+      ids[0] = [self._model.prompt_form.empty]
     special = self._form.around + (self._form.separators if second is not None else 0)
     length = self._row_length(sum(map(len, ids)) + special)
     if isinstance(length, str):
