@@ -155,8 +155,8 @@ def save_hugging_face(
     huggingface.save(folder, model, params, model_type, vocabulary)
     if vocabulary is not None:
       _save_tokenizer(folder, model, vocabulary, experiment)
-    if decoding and model.batch_layout == "encoder_decoder":
-      hf_generation.write_decoding(folder, decoding)
+    if decoding:
+      hf_generation.write_decoding(folder, decoding, model.batch_layout == "encoder_decoder")
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
 

@@ -33,7 +33,7 @@ from t5like.inference.inside.methods import InsideMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, with_rows_of
 from t5like.inference.results import Candidate, Choice, Filled, Output
-from t5like.inference.rows import Row
+from t5like.inference.rows import listed, numbered_rows
 from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, TunedDirectory, open_source, weights_digest
 from t5like.inference.vocabulary import find_vocabulary
@@ -188,7 +188,7 @@ class Model(HeadMethods, InsideMethods):
     """
     if targets is None and not self.is_decoder:
       raise UserError(f"{self.kind} needs targets to score", try_="score(inputs, targets)")
-    fields = None if targets is None else [{_TARGET: target} for target in _as_list(targets)]
+    fields = None if targets is None else [{_TARGET: target} for target in listed(targets)]
     target_field = None if targets is None else _TARGET
     job = Ranking(self, Limits(truncate=truncate), batch_size, target_field=target_field, score_inputs=targets is None)
     return _like_input(inputs, [answer["score"] for answer in self._answers(job, inputs, batch_size, fields)])
@@ -212,7 +212,7 @@ class Model(HeadMethods, InsideMethods):
 
     Returns: for each input a list of Choices, most likely first; ties keep their order.
     """
-    each = [candidates] * len(_as_list(inputs)) if all(isinstance(c, str) for c in candidates) else candidates
+    each = [candidates] * len(listed(inputs)) if all(isinstance(c, str) for c in candidates) else candidates
     fields = [{_CHOICES: list(texts)} for texts in each]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
     answers = self._answers(job, inputs, batch_size, fields)
@@ -227,7 +227,7 @@ class Model(HeadMethods, InsideMethods):
       model was trained for: a run with an EmbeddingHead, or a folder of sentence-transformers, has its own pooling,
       layers and length, which longer texts are cut to; others: the mean. An encoder-decoder embeds with its encoder.
     """
-    rows = _rows(_as_list(texts))
+    rows = numbered_rows(listed(texts))
     return _like_input(texts, Embedding(self, Limits(truncate=truncate), pooling).all_vectors(rows, batch_size))
 
   def pooled(self, pooling: str = "mean") -> Model:
@@ -406,23 +406,12 @@ class Model(HeadMethods, InsideMethods):
   def _answers(
     self, job: Job, texts: Texts, batch_size: int, fields: Sequence[Mapping[str, Any]] | None = None
   ) -> list[Answer]:
-    texts = _as_list(texts)
+    texts = listed(texts)
     if not isinstance(batch_size, int) or batch_size < 1:
       raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
     if fields is not None and len(fields) != len(texts):
       raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
-    return answer_all(job, _rows(texts, fields), batch_size)
-
-
-def _as_list(texts: Texts) -> list[str]:
-  listed = [texts] if isinstance(texts, str) else list(texts)
-  if wrong := [text for text in listed if not isinstance(text, str)]:
-    raise UserError(f"not a text: {wrong[0]!r}", expected="a string, or a list of strings")
-  return listed
-
-
-def _rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
-  return [Row(n, f"texts[{n}]", text, {} if fields is None else fields[n]) for n, text in enumerate(texts)]
+    return answer_all(job, numbered_rows(texts, fields), batch_size)
 
 
 def _like_input(texts: Texts, results: Any) -> Any:

@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +37,19 @@ class Row:
   fields: Mapping[str, Any]  # other fields, copied to the output
   tokens: list[int] | None = None  # set if the text is already tokenized
   targets: list[int] | None = None
+
+
+def listed(texts: str | Sequence[str]) -> list[str]:
+  """Returns one text or several as a list."""
+  found = [texts] if isinstance(texts, str) else list(texts)
+  if wrong := [text for text in found if not isinstance(text, str)]:
+    raise UserError(f"not a text: {wrong[0]!r}", expected="a string, or a list of strings")
+  return found
+
+
+def numbered_rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
+  """Returns the rows of texts that were given in Python."""
+  return [Row(n, f"texts[{n}]", text, {} if fields is None else fields[n]) for n, text in enumerate(texts)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,16 +55,16 @@ def _from_hf(hf: Mapping[str, Any], encoder_decoder: bool) -> dict[str, Any]:
   return found
 
 
-def write_decoding(folder: Path, decoding: Mapping[str, Any]) -> None:
-  """Writes generation_config.json for the encoder-decoder in `folder`; its ids are those of config.json.
+def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: bool) -> None:
+  """Writes generation_config.json for the model in `folder`; its ids are those of config.json.
 
   Raises UserError for settings that Hugging Face does not have.
   """
   config = read_json(folder / "config.json")
   hf: dict[str, Any] = {name: config[name] for name in _IDS if config.get(name) is not None}
-  for ours, theirs in (("max_length", "max_length"), ("min_length", "min_length")):
-    if decoding.get(ours):
-      hf[theirs] = decoding[ours] + 1
+  for bound in ("max", "min"):
+    if length := decoding.get(f"{bound}_length"):
+      hf |= {f"{bound}_length": length + 1} if encoder_decoder else {f"{bound}_new_tokens": length}
   names = {
     "beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size", "repetition_penalty": "repetition_penalty",
     "forced_first": "forced_bos_token_id", "length_penalty": "length_penalty",

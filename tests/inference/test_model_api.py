@@ -102,6 +102,17 @@ def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folde
   assert found.text.split() == full[: full.index(other)] and found.finished
 
 
+def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
+  folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
+  settings = {"max_new_tokens": 5, "min_new_tokens": 2, "repetition_penalty": 1.8, "no_repeat_ngram_size": 2}
+  (folder / "generation_config.json").write_text(json.dumps(settings))
+  model = load(folder)
+  assert len(model.decoding) == 4
+  model.save_hf(tmp_path / "saved")
+  assert settings.items() <= json.loads((tmp_path / "saved/generation_config.json").read_text()).items()
+  assert load(tmp_path / "saved").decoding == model.decoding
+
+
 def test_a_model_has_a_short_description(models):
   assert len(repr(models["t5"])) < 300 and "T5" in repr(models["t5"])
 

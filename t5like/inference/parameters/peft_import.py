@@ -55,8 +55,11 @@ def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
     if rule.theirs in rest and all(path.startswith("head/") for path in rule.ours):
       arrays |= rule.split(rest.pop(rule.theirs))
   if rest:
+    saved = folder.config.get("modules_to_save")
     raise UserError(
-      f"{len(rest)} tensors of the peft folder do not belong to this model", tensors="\n".join(sorted(rest)[:8])
+      f"{len(rest)} tensors of the peft folder do not belong to this model",
+      tensors="\n".join(sorted(rest)[:8]),
+      because=f"of modules_to_save = {saved}, only heads for labels are supported" if saved else "",
     )
   return Trained(method, arrays)
 

@@ -105,6 +105,10 @@ def test_what_peft_cannot_express_is_refused(tmp_path):
   folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
   with pytest.raises(UserError, match="bias = 'all' is not supported"):
     import_peft(dataclasses.replace(folder, config={**folder.config, "bias": "all"}), imported.model)
+  with pytest.raises(UserError, match=r"modules_to_save = \['wte'\], only heads"):
+    more = {"config": {**folder.config, "modules_to_save": ["wte"]}}
+    more["tensors"] = {**folder.tensors, "transformer.wte.weight": np.zeros((2, 2))}
+    import_peft(dataclasses.replace(folder, **more), imported.model)
   with pytest.raises(UserError, match="init_lora_weights = 'pissa_niter_4' is not supported"):
     changed = {**folder.config, "init_lora_weights": "pissa_niter_4"}
     import_peft(dataclasses.replace(folder, config=changed), imported.model)
