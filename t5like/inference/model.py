@@ -219,16 +219,18 @@ class Model(HeadMethods, InsideMethods):
     return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
 
   def embed(
-    self, texts: Texts, pooling: str | None = None, batch_size: int = _BATCH, truncate: bool = False
-  ) -> np.ndarray:
+    self, texts: Texts, pooling: str | None = None, batch_size: int = _BATCH, truncate: bool = False,
+    prompt: str | None = None,
+  ) -> np.ndarray:  # fmt: skip
     """Returns float32 embeddings, [texts, width] or [width] for one text.
 
     pooling: of the last hidden states: "mean", "cls" (the first token), "max", "last", "weighted_mean". None: as the
       model was trained for: a run with an EmbeddingHead, or a folder of sentence-transformers, has its own pooling,
       layers and length, which longer texts are cut to; others: the mean. An encoder-decoder embeds with its encoder.
+    prompt: the name of a prompt of a sentence-transformers folder, such as "query"; None: its default.
     """
-    rows = numbered_rows(listed(texts))
-    return _like_input(texts, Embedding(self, Limits(truncate=truncate), pooling).all_vectors(rows, batch_size))
+    job = Embedding(self, Limits(truncate=truncate), pooling, prompt)
+    return _like_input(texts, job.all_vectors(numbered_rows(listed(texts)), batch_size))
 
   def pooled(self, pooling: str = "mean") -> Model:
     """Returns the model with an EmbeddingHead that pools its last states, for evaluation and `save_hf`."""

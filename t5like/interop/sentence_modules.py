@@ -136,12 +136,18 @@ def _text_settings(folder: Path, transformer: Path) -> dict[str, Any]:
     raise UserError(f"invalid maximum length in {transformer}: {str(length)[:60]}", expected="a number of tokens")
   config = _json_if_there(folder / _PROMPTS)
   prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")
+  if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+    raise UserError(f"invalid prompts in {folder / _PROMPTS}", expected="texts by name")
+  if config.get("truncate_dim") is not None:
+    raise UserError(f"{folder / _PROMPTS} cuts off embeddings, which is not supported", field="truncate_dim")
   if chosen is not None and not isinstance(prompts.get(chosen), str):
     raise UserError(f"{folder / _PROMPTS} has no prompt {chosen!r}", known=", ".join(prompts))
   return {
     "length": int(length) if length and length < _NO_LIMIT else None,
     "lower_case": bool(own.get("do_lower_case", False)),
     "prompt": prompts[chosen] if chosen else "",
+    "prompts": tuple(prompts.items()),
+    "similarity": str(config.get("similarity_fn_name") or "cosine"),
     "around": _around(transformer),
   }
 
@@ -200,11 +206,12 @@ def write_sentence_modules(folder: Path, head: EmbeddingHead, embed_dim: int, pa
   ]
   _write_json(folder / MODULES, modules)
   _write_json(folder / _SETTINGS, {"max_seq_length": head.length, "do_lower_case": head.lower_case})
-  prompts = {"default": head.prompt} if head.prompt else {}
-  chosen = "default" if head.prompt else None
+  prompts = dict(head.prompts)
+  chosen = next((name for name, prompt in prompts.items() if prompt == head.prompt), "default") if head.prompt else None
+  prompts |= {chosen: head.prompt} if chosen else {}
   _write_json(
     folder / _PROMPTS,
-    {"__version__": {}, "prompts": prompts, "default_prompt_name": chosen, "similarity_fn_name": "cosine"},
+    {"__version__": {}, "prompts": prompts, "default_prompt_name": chosen, "similarity_fn_name": head.similarity},
   )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from t5like.errors import InvalidSetting, UserError
+from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.embeddings.sentences import Sentences
 from t5like.inference.encodings import TextEmbedder, nearest_rows, planner
@@ -37,13 +37,20 @@ class Embedding:
 
   pooling  one of SENTENCE_POOLINGS; None: the model's own EmbeddingHead, else mean. With its own head, texts are cut to
            the length that it was trained for, as sentence-transformers does.
+  prompt   the name of one of the model's prompts; None: its default
   """
 
   unit = "tokens read"
 
-  def __init__(self, model: Model, limits: Limits, pooling: str | None = None):
+  def __init__(self, model: Model, limits: Limits, pooling: str | None = None, prompt: str | None = None):
     head = own_head(model)
     self._model, self._head = model, head if pooling is None else None
+    known = dict(self._head.prompts) if self._head else {}
+    if prompt is not None and prompt not in known:
+      raise UserError(
+        f"unknown prompt {prompt!r}", known=", ".join(known) or "none", nearest=nearest(prompt, list(known))
+      )
+    self._prompt = known[prompt] if prompt is not None else self._head.prompt if self._head else ""
     self.pooling = None if self._head else pooling or DEFAULT_POOLING
     self.limits = limits if self._head is None else _own_limits(model, self._head, limits)
     self._embedder = model.runner(TextEmbedder, self.pooling, model.vocabulary)
@@ -58,11 +65,11 @@ class Embedding:
 
   def _written(self, row: Row) -> Row:
     """Returns the row with the text that the head expects."""
-    head = self._head
-    if head is None or not (head.prompt or head.lower_case):
+    lowers = self._head is not None and self._head.lower_case
+    if not (self._prompt or lowers):
       return row
-    text = head.prompt + row.text
-    return dataclasses.replace(row, text=text.lower() if head.lower_case else text)
+    text = self._prompt + row.text
+    return dataclasses.replace(row, text=text.lower() if lowers else text)
 
   def planner(self, batch_size: int) -> BatchPlanner:
     return planner(self._model.module, self._model.mesh, batch_size)

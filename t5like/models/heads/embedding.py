@@ -52,11 +52,13 @@ class EmbeddingHead(nn.Module):
   score_range: tuple[float, float] = (0.0, 5.0)  # of the task, becomes 0 to 1 in the cosine loss
   training_mlp: bool = False  # a dense layer with tanh that only training uses (SimCSE)
   # Facts of a folder of sentence-transformers, for use: the length that texts are cut to in tokens (None: that of the
-  # training run), whether they are lowercased first, a text before each, and the ids before and after a text (None: as
-  # in training, [CLS] and [SEP] or the end-of-sequence).
+  # training run), whether they are lowercased first, a text before each, others to choose by name, the ids before and
+  # after a text (None: as in training, [CLS] and [SEP] or the end-of-sequence), and the name of a similarity.
   length: int | None = None
   lower_case: bool = False
   prompt: str = ""
+  prompts: tuple[tuple[str, str], ...] = ()
+  similarity: str = "cosine"
   around: tuple[int | None, int | None] | None = None
 
   form: ClassVar[str] = "embedding"

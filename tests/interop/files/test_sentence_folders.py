@@ -76,6 +76,20 @@ def test_older_folders(tmp_path):
   np.testing.assert_allclose(t5like.load(folder).embed(texts), vectors, atol=1e-5)
 
 
+def test_prompts_are_chosen_by_name_and_kept(tmp_path):
+  folder = shutil.copytree(GOLDEN / "bert", tmp_path / "folder")
+  named = {"query": "one two ", "document": "three "}
+  change(folder / "config_sentence_transformers.json", prompts=named, similarity_fn_name="dot")
+  model = t5like.load(folder)
+  np.testing.assert_allclose(model.embed("four", prompt="query"), model.embed("one two four"), rtol=1e-5)
+  assert not np.allclose(model.embed("four", prompt="document"), model.embed("four"))
+  with pytest.raises(UserError, match="unknown prompt 'quer'\n +known +query, document\n +nearest +query"):
+    model.embed("four", prompt="quer")
+  model.save_hf(tmp_path / "saved")
+  saved = json.loads((tmp_path / "saved/config_sentence_transformers.json").read_text())
+  assert saved["prompts"] == named and saved["default_prompt_name"] is None and saved["similarity_fn_name"] == "dot"
+
+
 def test_a_default_prompt_precedes_every_text(tmp_path):
   folder, (texts, _) = copied("bert", tmp_path), golden("bert")
   change(folder / "config_sentence_transformers.json", prompts={"query": "one two "}, default_prompt_name="query")
@@ -110,6 +124,8 @@ def test_directories_keep_the_head(tmp_path):
     ("1_Pooling/config.json", '{"pooling_mode": "mean", "include_prompt": false}', "leaves prompts out"),
     ("tokenizer_config.json", '{"model_max_length": "long"}', "invalid maximum length"),
     ("config_sentence_transformers.json", '{"default_prompt_name": "q", "prompts": {}}', "has no prompt 'q'"),
+    ("config_sentence_transformers.json", '{"prompts": {"q": 3}}', "invalid prompts"),
+    ("config_sentence_transformers.json", '{"truncate_dim": 8}', "cuts off embeddings"),
   ],
 )  # fmt: skip
 def test_invalid_folders(file, content, message, tmp_path):
