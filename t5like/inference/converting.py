@@ -137,10 +137,11 @@ def save_hugging_face(
   experiment: Experiment | None,
   model_type: str | None = None,
   decoding: Mapping[str, Any] | None = None,
+  origin: Path | None = None,
 ) -> None:
   """Writes a folder for transformers' `from_pretrained`: weights, config.json and tokenizer files.
 
-  `decoding`: the model's own decoding settings, for generation_config.json.
+  `decoding`: the model's own decoding settings, for generation_config.json. `origin`: the folder that it comes from.
   """
   from t5like.interop import hf_generation, huggingface
 
@@ -157,6 +158,8 @@ def save_hugging_face(
       _save_tokenizer(folder, model, vocabulary, experiment)
     if decoding:
       hf_generation.write_decoding(folder, decoding, model.batch_layout == "encoder_decoder")
+    if origin is not None and experiment is None:
+      hf_generation.keep_template_and_ends(origin, folder)
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
 

@@ -274,7 +274,7 @@ class Model(HeadMethods, InsideMethods):
     params = self.source.read(self.chosen_step, self.average, None)
     module, params = merged(with_threshold(self.module, self.folder, self.step()), params)
     kind, decoding = self.source.model_type, self.decoding
-    save_hugging_face(target, module, params, self.vocabulary, self.experiment, kind, decoding)
+    save_hugging_face(target, module, params, self.vocabulary, self.experiment, kind, decoding, self.folder)
     return target
 
   @cached_property

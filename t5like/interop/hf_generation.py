@@ -6,6 +6,7 @@ its options are ignored.
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from t5like.errors import UserError
 from t5like.interop.tensor_folders import read_json
 
 FILE = "generation_config.json"
+_TEMPLATE = "chat_template.jinja"
 _EARLY_STOPPING = {True: "first", False: "heuristic", "never": "never"}
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _MOST = 2**31
@@ -80,6 +82,20 @@ def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: b
       given=f"penalty_form = {decoding.get('penalty_form', 'gnmt')}",
     )
   (folder / FILE).write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+def keep_template_and_ends(origin: Path, folder: Path) -> None:
+  """Copies the chat template of a Hugging Face folder and, if it has several, its ends of sequence."""
+  if (origin / _TEMPLATE).is_file():
+    shutil.copy(origin / _TEMPLATE, folder)
+  elif (path := origin / "tokenizer_config.json").is_file() and isinstance(read_json(path).get("chat_template"), str):
+    (folder / _TEMPLATE).write_text(read_json(path)["chat_template"], encoding="utf-8")
+  for name in (FILE, "config.json"):
+    ends = read_json(origin / name).get("eos_token_id") if (origin / name).is_file() else None
+    if isinstance(ends, list):
+      settings = read_json(folder / FILE) if (folder / FILE).is_file() else {}
+      (folder / FILE).write_text(json.dumps(settings | {"eos_token_id": ends}, indent=2) + "\n")
+      return
 
 
 def _whole(hf: Mapping[str, Any], name: str) -> int | None:

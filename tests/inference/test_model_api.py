@@ -105,12 +105,16 @@ def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folde
 def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
   folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
   settings = {"max_new_tokens": 5, "min_new_tokens": 2, "repetition_penalty": 1.8, "no_repeat_ngram_size": 2}
+  settings["eos_token_id"] = [GPT2["eos"], 7]
+  (folder / "chat_template.jinja").write_text("{{ messages }}")
   (folder / "generation_config.json").write_text(json.dumps(settings))
   model = load(folder)
   assert len(model.decoding) == 4
   model.save_hf(tmp_path / "saved")
   assert settings.items() <= json.loads((tmp_path / "saved/generation_config.json").read_text()).items()
-  assert load(tmp_path / "saved").decoding == model.decoding
+  assert (tmp_path / "saved/chat_template.jinja").read_text() == "{{ messages }}"
+  again = load(tmp_path / "saved")
+  assert again.decoding == model.decoding and again.source.configured_eos_ids() == {GPT2["eos"], 7}
 
 
 def test_a_model_has_a_short_description(models):
