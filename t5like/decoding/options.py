@@ -12,6 +12,8 @@ from t5like.errors import InvalidSetting, nearest
 STOP = "stop"
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 BEAM_OPTIONS = ("beams", "length_penalty", "penalty_form", "early_stopping", "n_best")
+# All settings that a user may give.
+OPTIONS = (*(field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"), STOP)
 _DEFAULT_LENGTH = 128
 # Hugging Face's names of settings.
 _THEIR_NAMES = {
@@ -45,11 +47,10 @@ def decode_settings(
   sequences = [vocabulary.encode(text) for text in stops]
   known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)
   fields = {name: value for name, value in given.items() if name != STOP}
-  known_names = [field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"]
   for name in fields:
-    if name not in known_names:
-      closest = _THEIR_NAMES.get(name) or nearest(name, [*known_names, STOP])
-      raise InvalidSetting(f"unknown setting {name}", nearest=closest, known=", ".join([*known_names, STOP]))
+    if name not in OPTIONS:
+      closest = _THEIR_NAMES.get(name) or nearest(name, OPTIONS)
+      raise InvalidSetting(f"unknown setting {name}", nearest=closest, known=", ".join(OPTIONS))
   if not 0 <= fields.get("seed", 0) < 2**32:
     raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
   if isinstance(fields.get("forced_first"), str):

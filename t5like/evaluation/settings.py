@@ -8,12 +8,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from t5like.decoding import DecodeSettings
-from t5like.decoding.options import STOP
+from t5like.decoding.options import OPTIONS
 from t5like.errors import InvalidSetting, UserError, nearest
 
 RANKINGS = ("sum", "mean")
-_DECODING = (*(field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"), STOP)
 
 Identity = Mapping[str, Any]  # JSON values by setting; defaults are left out
 
@@ -59,10 +57,8 @@ class EvaluationSettings:
     """Returns settings by name, including those of decoding (`beams=4`)."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given:
-      if name not in (*names, *_DECODING):
-        raise UserError(
-          f"unknown setting {name!r}", nearest=nearest(name, [*names, *_DECODING]), known=", ".join(names)
-        )
+      if name not in (*names, *OPTIONS):
+        raise UserError(f"unknown setting {name!r}", nearest=nearest(name, [*names, *OPTIONS]), known=", ".join(names))
     decoding = {name: value for name, value in given.items() if name not in names}
     own = {name: value for name, value in given.items() if name in names}
     return cls(**own | {"decoding": {**own.get("decoding", {}), **decoding}})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import gin
 
-from t5like.decoding import DecodeSettings
+from t5like.decoding.options import OPTIONS
 from t5like.errors import UserError
 from t5like.experiments.corpus_files import EXPECTED, CorpusFiles, are_corpus_files, are_several
 from t5like.files import storage
@@ -343,9 +343,8 @@ class Experiment:
     temperature = self.mixing_temperature
     if temperature is not None and not (_is_number(temperature) and 0 < temperature < float("inf")):
       raise _invalid("mixing_temperature", temperature, "a positive number, or None")
-    known = {field.name for field in dataclasses.fields(DecodeSettings)} - {"stop_sequences"} | {"stop"}
-    if not isinstance(self.decoding, Mapping) or not set(self.decoding) <= known:
-      raise _invalid("decoding", self.decoding, f"a dict such as {{'beams': 4}} of {', '.join(sorted(known))}")
+    if not isinstance(self.decoding, Mapping) or not set(self.decoding) <= set(OPTIONS):
+      raise _invalid("decoding", self.decoding, f"a dict such as {{'beams': 4}} of {', '.join(sorted(OPTIONS))}")
     if not isinstance(self.languages, Mapping) or not all(_is_language(codes) for codes in self.languages.values()):
       raise _invalid("languages", self.languages, "codes by task: {'de': 'de_DE', 'ro': ('en_XX', 'ro_RO')}")
     if not isinstance(self.lengths, Mapping):

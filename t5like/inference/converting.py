@@ -326,13 +326,8 @@ def _find_import_vocabulary(
 def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
   from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer
 
-  config, padding, has_head = model.config, None, isinstance(model, WithHead)
-  if has_head:  # rows are as in training, and read from their last token
-    form = prompt_form(model, vocabulary, experiment)
-    around, padding = TextSpecialTokens(form.start, form.end), padding_token(vocabulary, config.vocab_size)
-    has_head = form.end is not None  # otherwise they are as the tokenizer has them
-  else:
-    prompt = prompt_form(model, vocabulary, experiment)
-    around = TextSpecialTokens(prompt.start, prompt.end)
-  types = config.num_token_types > 1
-  save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=not has_head)
+  config, form, has_head = model.config, prompt_form(model, vocabulary, experiment), isinstance(model, WithHead)
+  around, types = TextSpecialTokens(form.start, form.end), config.num_token_types > 1
+  # A head reads the last token that is not padding. Its rows are as in training; without an end, as the tokenizer's.
+  padding, keeps = padding_token(vocabulary, config.vocab_size) if has_head else None, not has_head or form.end is None
+  save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=keeps)

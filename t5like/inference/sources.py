@@ -246,17 +246,9 @@ class HuggingFaceFolder(ForeignFiles):
     return sorted(path for pattern in WEIGHT_FILES for path in self.folder.glob(pattern))
 
   def configured_eos_ids(self) -> set[int]:
-    from t5like.interop.tensor_folders import read_json
+    from t5like.interop.hf_generation import ends_of
 
-    if self.module.batch_layout == "encoder":
-      return set()
-    for name in ("generation_config.json", "config.json"):
-      if (self.folder / name).is_file():
-        found = read_json(self.folder / name).get("eos_token_id")
-        ends = {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
-        if ends:
-          return ends
-    return set()
+    return set() if self.module.batch_layout == "encoder" else set(ends_of(self.folder))
 
 
 @dataclasses.dataclass(frozen=True)

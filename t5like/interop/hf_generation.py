@@ -88,14 +88,22 @@ def keep_template_and_ends(origin: Path, folder: Path) -> None:
   """Copies the chat template of a Hugging Face folder and, if it has several, its ends of sequence."""
   if (origin / _TEMPLATE).is_file():
     shutil.copy(origin / _TEMPLATE, folder)
-  elif (path := origin / "tokenizer_config.json").is_file() and isinstance(read_json(path).get("chat_template"), str):
-    (folder / _TEMPLATE).write_text(read_json(path)["chat_template"], encoding="utf-8")
+  elif (path := origin / "tokenizer_config.json").is_file():
+    if isinstance(template := read_json(path).get("chat_template"), str):
+      (folder / _TEMPLATE).write_text(template, encoding="utf-8")
+  if len(ends := ends_of(origin)) > 1:
+    settings = read_json(folder / FILE) if (folder / FILE).is_file() else {}
+    (folder / FILE).write_text(json.dumps(settings | {"eos_token_id": ends}, indent=2) + "\n")
+
+
+def ends_of(folder: Path) -> list[int]:
+  """Returns the ids that end an output of the model of a folder."""
   for name in (FILE, "config.json"):
-    ends = read_json(origin / name).get("eos_token_id") if (origin / name).is_file() else None
-    if isinstance(ends, list):
-      settings = read_json(folder / FILE) if (folder / FILE).is_file() else {}
-      (folder / FILE).write_text(json.dumps(settings | {"eos_token_id": ends}, indent=2) + "\n")
-      return
+    if (folder / name).is_file():
+      found = read_json(folder / name).get("eos_token_id")
+      if ends := [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]:
+        return ends
+  return []
 
 
 def _whole(hf: Mapping[str, Any], name: str) -> int | None:
