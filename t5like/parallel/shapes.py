@@ -31,7 +31,7 @@ def _traced(model: nn.Module, described: tuple) -> dict:
   batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in described}
   token = _SHAPES_ONLY.set(True)
   try:
-    return jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+    return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)["params"], batch)
   finally:
     _SHAPES_ONLY.reset(token)
 

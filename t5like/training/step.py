@@ -30,7 +30,7 @@ from t5like.training.microbatches import (
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
 from t5like.training.optimizers.selection import Selection
-from t5like.training.optimizers.updates import global_norm, is_stacked, square_sums
+from t5like.training.optimizers.updates import choose_in_few_kernels, global_norm, is_stacked, square_sums
 from t5like.training.stacking import stacked_batch_sharding, stacked_spec, stacked_step
 from t5like.training.state import StateSpec, TrainState
 
@@ -121,7 +121,7 @@ def train_step(
   selection = optimizer.selection
   loss, metrics, gradients = loss_and_gradients(model, settings, state, batch, selection)
   carry = metrics.pop("carry", None)
-  gradient_norm = global_norm(gradients)
+  gradient_norm = global_norm(gradients, together=True)
   finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
 
   def update(gradients, params, opt_state):
@@ -142,8 +142,7 @@ def train_step(
   elif target_platform() == "gpu":
     # On a GPU the choice is fused into the update's kernels, which read gradients in the dtype of the matrix products;
     # before a branch, all gradients would be written in float32.
-    choose = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    trained, opt_state, update_norms = jax.tree.map(choose, update(*arguments), skip(*arguments))
+    trained, opt_state, update_norms = choose_in_few_kernels(finite, update(*arguments), skip(*arguments))
   else:
     # A branch works in place; `where` would keep old and new values: up to two copies of the parameters.
     trained, opt_state, update_norms = jax.lax.cond(finite, update, skip, *arguments)

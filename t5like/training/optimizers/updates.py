@@ -116,7 +116,11 @@ class Adafactor:
       stacked = is_stacked(paths[members[0]])
       gradient, params_of, *moments = zip(*(variables[i] for i in members), strict=True)
       given = [None if isinstance(parts[0], optax.MaskedNode) else _stack(parts, stacked) for parts in moments]
-      found = self._direction(_stack(gradient, stacked), _mean_squares(params_of, stacked), keep, *given)
+      direction, *moments = self._direction(_stack(gradient, stacked), _mean_squares(params_of, stacked), keep, *given)
+      if len(members) > 1:
+        # Otherwise each layer's moments would be computed from those of all layers, which cannot work in place.
+        moments = jax.lax.optimization_barrier(moments)
+      found = (direction, *moments)
       for n, i in enumerate(members):
         results[i] = tuple(optax.MaskedNode() if x is None else x if stacked else x[n] for x in found)
     directions, row, column, full = (structure.unflatten(part) for part in zip(*results, strict=True))
@@ -125,15 +129,15 @@ class Adafactor:
   def _direction(self, gradient, parameter_squares, keep, row, column, full):
     """Returns update and moments; all have a leading layer axis. `parameter_squares` [layers] are mean squares."""
     gradient = gradient.astype(jnp.float32)
-    squared = jnp.square(gradient) + self.epsilon
+    squared = jnp.square(gradient)
     axes = self._factored_axes(gradient.shape[1:])
     if axes is None:
-      full = keep * full + (1.0 - keep) * squared
+      full = keep * full + (1.0 - keep) * (squared + self.epsilon)
       update = gradient * jax.lax.rsqrt(full)
     else:
       shorter, longer = (axis + 1 for axis in axes)
-      row = keep * row + (1.0 - keep) * jnp.mean(squared, axis=longer)
-      column = keep * column + (1.0 - keep) * jnp.mean(squared, axis=shorter)
+      row = keep * row + (1.0 - keep) * (jnp.mean(squared, axis=longer) + self.epsilon)
+      column = keep * column + (1.0 - keep) * (jnp.mean(squared, axis=shorter) + self.epsilon)
       # row * column / mean(row) is the best factored estimate of the second moment.
       mean = jnp.mean(row, axis=shorter - int(longer < shorter), keepdims=True)
       by_row = jnp.expand_dims(jax.lax.rsqrt(row / mean), longer)
@@ -147,8 +151,8 @@ class Adafactor:
     """Returns the two longest axes, the shorter one first; None if either is too short."""
     if len(shape) < 2:
       return None
-    *_, shorter, longer = np.argsort(shape, kind="stable")
-    return (int(shorter), int(longer)) if shape[shorter] >= self.min_dim_size_to_factor else None
+    *_, shorter, longer = _by_length(shape)
+    return (shorter, longer) if shape[shorter] >= self.min_dim_size_to_factor else None
 
 
 def _update_groups(paths: Sequence[tuple], shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
@@ -176,27 +180,57 @@ def _mean_squares(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
   return square_sums(arrays, stacked) * (layers / sum(x.size for x in arrays))
 
 
-def square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
-  """Returns the sum of squares of each layer's array, [layers], in float32."""
-  squares = [jnp.square(x.astype(jnp.float32)) for x in arrays]
-  if stacked:
-    return jnp.sum(squares[0], axis=tuple(range(1, squares[0].ndim)))
-  if target_platform() != "gpu":
-    return jnp.stack([jnp.sum(x) for x in squares])
-  if arrays[0].size <= _SMALL:
-    return jnp.sum(jnp.stack(squares).reshape(len(arrays), -1), axis=1)
-  # Rows first, then the rest of all layers at once: one kernel per array instead of two. The barrier keeps the compiler
-  # from merging the two sums.
-  rows = jax.lax.optimization_barrier(jnp.stack([jnp.sum(x, axis=-1) if x.ndim > 1 else x for x in squares]))
-  return jnp.sum(rows.reshape(len(arrays), -1), axis=1)
+def square_sums(arrays: Sequence[jax.Array], stacked: bool, together: bool = False) -> jax.Array:
+  """Returns the sum of squares of each layer's array, [layers], in float32.
+
+  On a GPU, large arrays are read one by one, by kernels that also convert them (parameters, to bfloat16); `together`:
+  in one kernel, along the axis whose sums Adafactor needs too (gradients).
+  """
+  squares = lambda x: jnp.square(x.astype(jnp.float32))  # noqa: E731
+  on_gpu, first = target_platform() == "gpu", arrays[0]
+  if not on_gpu and not stacked:
+    return jnp.stack([jnp.sum(squares(x)) for x in arrays])
+  if not on_gpu or first.size <= _SMALL or first.ndim - stacked < 2 or (stacked and not together):
+    return jnp.sum(squares(_stack(arrays, stacked)), axis=tuple(range(1, first.ndim + 1 - stacked)))
+  if together:
+    layers = _stack(arrays, stacked)
+    rows = jnp.sum(squares(layers), axis=1 + _by_length(layers.shape[1:])[-1])
+  else:
+    rows = jnp.stack([jnp.sum(squares(x), axis=-1) for x in arrays])
+  # The barrier keeps the compiler from merging the two sums.
+  rows = jax.lax.optimization_barrier(rows)
+  return jnp.sum(rows.reshape(len(rows), -1), axis=1)
 
 
-def global_norm(tree: Any) -> jax.Array:
-  """Returns the global L2 norm, in float32."""
+def global_norm(tree: Any, together: bool = False) -> jax.Array:
+  """Returns the global L2 norm, in float32; `together` is that of `square_sums`."""
   paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True)
   groups = _update_groups(paths, [x.shape for x in leaves])
-  sums = [square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
-  return jnp.sqrt(jnp.sum(jnp.concatenate(sums)))
+  sums = [square_sums([leaves[i] for i in members], is_stacked(paths[members[0]]), together) for members in groups]
+  return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(sums))))  # else a kernel for each sum
+
+
+def _by_length(shape: tuple[int, ...]) -> list[int]:
+  """Returns the axes, the longest last."""
+  return [int(axis) for axis in np.argsort(shape, kind="stable")]
+
+
+def choose_in_few_kernels(condition: jax.Array, yes: Any, no: Any) -> Any:
+  """Returns `yes` or `no`, trees of arrays, by a scalar condition.
+
+  A GPU's compiler joins kernels that read an array completely: small arrays of one shape share the condition as an
+  array. For each moment of each layer it would otherwise start a kernel, and copy what it then overwrites.
+  """
+  conditions: dict[tuple[int, ...], jax.Array] = {}
+
+  def choose(new, old):
+    if not 1 < new.size <= _SMALL:
+      return jnp.where(condition, new, old)
+    if new.shape not in conditions:
+      conditions[new.shape] = jax.lax.optimization_barrier(jnp.broadcast_to(condition, new.shape))
+    return jnp.where(conditions[new.shape], new, old)
+
+  return jax.tree.map(choose, yes, no)
 
 
 class Momentum(NamedTuple):

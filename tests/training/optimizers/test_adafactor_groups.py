@@ -1,5 +1,7 @@
 """Adafactor on a GPU updates the same variable of all layers together: fewer kernels, the same values."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,15 +63,45 @@ def test_layers_are_summed_together(trees):
       jaxpr = jax.make_jaxpr(update)(gradients[0], transformation.init(params), params)
     return str(jaxpr).count("reduce_sum[axes=(1, 2)")
 
-  # The mean square of each matrix' update: 3 matrices per layer and an embedding.
-  assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 3 * 2 + 1)
+  # The mean square of each matrix' update, and on a GPU of the matrix: 3 matrices per layer and an embedding.
+  assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 2 * (3 * 2 + 1))
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("small", [0, updates._SMALL])  # sums of rows first; of copies
-def test_the_norm_of_a_tree(trees, small, monkeypatch):
+def test_the_norm_of_a_tree(trees, small, together, monkeypatch):
   monkeypatch.setattr(updates, "_SMALL", small)
   params, _ = trees
   expected = np.linalg.norm(np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)]))
   for platform in ("cpu", "gpu"):
     with compile_for(platform):
-      np.testing.assert_allclose(jax.jit(lambda tree: updates.global_norm(tree))(params), expected, rtol=1e-6)
+      norm = jax.jit(lambda tree: updates.global_norm(tree, together))(params)
+    np.testing.assert_allclose(norm, expected, rtol=1e-6)
+
+
+def test_gradients_are_read_once_for_their_norm_and_their_rows(trees, monkeypatch):
+  """The norm of gradients starts from the sums that Adafactor needs: the compiler finds that they are the same."""
+  monkeypatch.setattr(updates, "_SMALL", 0)
+  params, (gradients, *_) = trees
+  transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8).transformation
+
+  def step(together):
+    def both(gradients, state, params):
+      return updates.global_norm(gradients, together), transformation.update(gradients, state, params)
+
+    with compile_for("gpu"), jax.numpy_dtype_promotion("standard"):
+      text = jax.jit(both).lower(gradients, transformation.init(params), params).compile().as_text()
+    return len(re.findall(r" reduce\(", text))
+
+  assert step(together=True) < step(together=False)
+
+
+def test_small_arrays_share_the_condition_of_a_choice(trees, monkeypatch):
+  monkeypatch.setattr(updates, "_SMALL", 16 * 12)
+  params, (gradients, *_) = trees
+  choose = jax.jit(updates.choose_in_few_kernels)
+  for condition, expected in ((True, params), (False, gradients)):
+    jax.tree.map(np.testing.assert_array_equal, choose(jnp.asarray(condition), params, gradients), expected)
+  text = str(jax.make_jaxpr(updates.choose_in_few_kernels)(jnp.asarray(True), params, gradients))
+  # "wi" and the embedding are large, the number needs no array: one condition for each of the other three shapes.
+  assert text.count("optimization_barrier") == 3
