@@ -18,7 +18,7 @@ from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.parameters import BASE_FILE
-from t5like.inference.prompts import has_training_config, position_limit, prompt_form
+from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import TOKENIZER, find_vocabulary, published_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead, WithHead
@@ -153,9 +153,10 @@ def save_hugging_face(
     model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
     folder = Path(temporary) if storage.is_remote(target) else target
-    huggingface.save(folder, model, params, model_type, vocabulary)
-    if vocabulary is not None:
-      _save_tokenizer(folder, model, vocabulary, experiment)
+    form = None if vocabulary is None else prompt_form(model, vocabulary, experiment)
+    huggingface.save(folder, model, params, model_type, vocabulary, closed=form is None or form.end is not None)
+    if form is not None:
+      _save_tokenizer(folder, model, vocabulary, form)
     if decoding:
       hf_generation.write_decoding(folder, decoding, model.batch_layout == "encoder_decoder")
     if origin is not None and experiment is None:
@@ -323,11 +324,11 @@ def _find_import_vocabulary(
   return name, vocabulary, ""
 
 
-def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
+def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, form: PromptForm) -> None:
   from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer
 
-  config, form, has_head = model.config, prompt_form(model, vocabulary, experiment), isinstance(model, WithHead)
+  config, has_head, closed = model.config, isinstance(model, WithHead), form.end is not None
   around, types = TextSpecialTokens(form.start, form.end), config.num_token_types > 1
-  # A head reads the last token that is not padding. Its rows are as in training; without an end, as the tokenizer's.
-  padding, keeps = padding_token(vocabulary, config.vocab_size) if has_head else None, not has_head or form.end is None
+  # A head's rows are as in training; without an end, as the tokenizer's.
+  padding, keeps = padding_token(vocabulary, config.vocab_size, closed) if has_head else None, not (has_head and closed)
   save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=keeps)

@@ -78,15 +78,18 @@ def save_tokenizer(
     (folder / name).write_bytes(content)
 
 
-def padding_token(vocabulary: Vocabulary, rows: int) -> tuple[str, int] | None:
-  """Returns a padding token for a vocabulary without one: the first row of the embedding that is not used.
+def padding_token(vocabulary: Vocabulary, rows: int, closed: bool = True) -> tuple[str, int] | None:
+  """Returns a padding token for a vocabulary without one, and its id.
 
-  A classifier of Hugging Face reads the state of the last token that is not padding, so the end-of-sequence, which ends
-  the texts, must not pad them. None: the vocabulary has a padding token, or no row is left.
+  A classifier of Hugging Face reads the state of the last token that is not padding. The end-of-sequence pads texts
+  unless they are `closed` by it; then the first row of the embedding that is not used does.
+  None: the vocabulary has a padding token, or no row is left.
   """
-  if vocabulary.pad_id is not None or rows <= vocabulary.vocab_size:
+  if vocabulary.pad_id is not None:
     return None
-  return _PADDING, vocabulary.vocab_size
+  if not closed and vocabulary.eos_id is not None:
+    return _piece(vocabulary, vocabulary.eos_id), vocabulary.eos_id
+  return (_PADDING, vocabulary.vocab_size) if rows > vocabulary.vocab_size else None
 
 
 def token_ids(vocabulary: Vocabulary, batch_layout: str, start: int | None = None) -> dict[str, int]:

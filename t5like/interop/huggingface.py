@@ -128,6 +128,7 @@ def save(
   params: Mapping,
   model_type: str | None = None,
   vocabulary: Vocabulary | None = None,
+  closed: bool = True,
 ) -> None:
   """Writes a folder for transformers' `from_pretrained`.
 
@@ -137,6 +138,7 @@ def save(
     params: its parameters, scanned or not.
     model_type: "mt5" selects Hugging Face's mT5 instead of T5.
     vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
+    closed: whether the end-of-sequence ends the texts that a head reads: see `padding_token`.
   """
   model, params = _published_form(model, params)
   require_unmodified(model.config, type(model).__name__)
@@ -152,7 +154,7 @@ def save(
   if vocabulary is not None:
     _check_padding(model.config, vocabulary)
     hf |= token_ids(vocabulary, backbone.batch_layout, model.config.start_id)
-    if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size)):
+    if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size, closed)):
       hf["pad_token_id"] = pad[1]
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
     hf |= {"model_type": "mt5", "architectures": [f"M{name}" for name in hf["architectures"]]}

@@ -34,18 +34,22 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   """Loads vocab.json and merges.txt: byte-level BPE (GPT-2, RoBERTa, DeBERTa), or GPT's with its end-of-word mark."""
   pieces, merges = Path(pieces).expanduser(), Path(merges).expanduser()
   vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
-  fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
+  settings = tokenizer_settings(pieces)
+  kinds = (_OPT,) if settings.get("add_bos_token") is True else (_DEBERTA, _ROBERTA)
+  spaced = settings.get("add_prefix_space") is True
+  fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes(), *[b"add_prefix_space"] * spaced)
   origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
   files = {"vocab.json": pieces, "merges.txt": merges}
-  kinds = (_OPT,) if tokenizer_settings(pieces).get("add_bos_token") is True else (_DEBERTA, _ROBERTA)
   # GPT-2 last, as its end of text is a piece of the others.
   for names in (*kinds, _GPT2):
     if all(name in vocabulary for name in names.all()):
-      tokenizer = _byte_level(vocabulary, pairs, names)
+      tokenizer = _byte_level(vocabulary, pairs, names, spaced)
       if names is _OPT:
         special = [(names.bos, vocabulary[names.bos])]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{names.bos} $A", special_tokens=special)
-      return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS, files)
+      # Chunks of a text must not get a space of their own.
+      chunks, kept = (None, {"add_prefix_space": True}) if spaced else (_CHUNKS, {})
+      return SubwordVocabulary(tokenizer, names, _begins_word, *origin, chunks, files, kept)
   if any(piece.endswith(_END_OF_WORD) for piece in vocabulary):
     tokenizer, names = _lower_cased(vocabulary, pairs)
     return SubwordVocabulary(tokenizer, names, _any_piece, *origin, WORDS, files)
@@ -55,9 +59,12 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   )
 
 
-def _byte_level(vocabulary: dict[str, int], pairs: list[tuple[str, str]], names: SpecialNames) -> Tokenizer:
+def _byte_level(
+  vocabulary: dict[str, int], pairs: list[tuple[str, str]], names: SpecialNames, spaced: bool
+) -> Tokenizer:
+  """Builds a tokenizer; `spaced`: as if a space preceded the text."""
   tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
   tokenizer.decoder = decoders.ByteLevel()
   # RoBERTa's mask includes the space before a word.
   tokenizer.add_special_tokens([AddedToken(name, lstrip=name == names.mask) for name in names.all()])

@@ -56,6 +56,17 @@ def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
   assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])
 
 
+def test_the_end_of_sequence_pads_texts_that_do_not_end_with_it(tmp_path):
+  """transformers' decoders refuse to classify several texts without a padding token."""
+  folder = shutil.copytree(GOLDEN / "GPT2ForSequenceClassification", tmp_path / "folder")
+  write_tokenizer(folder, 23, eos=2)
+  settings = json.loads((folder / "tokenizer_config.json").read_text())
+  (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "pad_token"}))
+  t5like.load(folder).save_hf(tmp_path / "saved")
+  assert json.loads((tmp_path / "saved/config.json").read_text())["pad_token_id"] == 2
+  assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["pad_token"] == "w2"
+
+
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("case", CASES)

@@ -134,6 +134,7 @@ def test_a_classifier_on_gpt2_gets_a_padding_token(original, tmp_path):
       (tmp_path / "old" / name).unlink()
     vocabulary = load_vocabulary(str(tmp_path / "old" / "tokenizer.json"))
   assert padding_token(vocabulary, vocabulary.vocab_size) is None
+  assert padding_token(vocabulary, 50304, closed=False) == ("<|endoftext|>", 50256)
   assert padding_token(load_vocabulary("t5"), 40_000) is None
   padding = padding_token(vocabulary, 50304)
   assert padding == ("<|pad|>", 50257)

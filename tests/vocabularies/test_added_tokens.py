@@ -71,3 +71,16 @@ def test_the_number_of_sentinels_comes_from_the_settings(tmp_path):
   assert vocabulary.extra_ids == len(vocabulary.sentinel_ids) == 300
   (tmp_path / "tokenizer_config.json").write_text("{ broken")
   assert load_vocabulary(str(tmp_path)).extra_ids == 100
+
+
+def test_a_space_is_put_before_texts_if_the_settings_say_so(tmp_path):
+  """Ids of transformers' GPT2Tokenizer(add_prefix_space=True)."""
+  shutil.copy(EMBEDDED_FOLDER / "gpt2.json", tmp_path / "vocab.json")
+  shutil.copy(EMBEDDED_FOLDER / "gpt2.merges.txt", tmp_path / "merges.txt")
+  plain = load_vocabulary(str(tmp_path / "vocab.json"))
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+  spaced = load_vocabulary(str(tmp_path / "vocab.json"))
+  assert plain.encode("Hello world\nand more") == [15496, 995, 198, 392, 517]
+  assert spaced.encode("Hello world\nand more") == [18435, 995, 198, 392, 517]
+  assert spaced.encode(" Hello") == [18435] and spaced.encode("\nand") == [220, 198, 392]
+  assert spaced.fingerprint != plain.fingerprint and spaced.settings == {"add_prefix_space": True}
