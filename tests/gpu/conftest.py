@@ -5,21 +5,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 # Several workers share the GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # To search for the fastest matrix products takes longer than all steps.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
-# Two thirds of a compilation are kernels, most of which other tests have, too: each worker keeps what it compiles.
-os.environ["XLA_FLAGS"] += f" --xla_gpu_kernel_cache_file={tempfile.gettempdir()}/t5like-kernels-{os.getpid()}"
 
 import jax
 import pytest
 
 FOLDER = Path(__file__).resolve().parent
-KERNELS = Path(tempfile.gettempdir(), f"t5like-kernels-{os.getpid()}")
 RESULTS = FOLDER.parent / "gpu_results.json"
 sys.path.insert(0, str(FOLDER.parent / "kernels"))  # attention_cases, real_text_training
 
@@ -29,10 +25,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
       if item.path.is_relative_to(FOLDER):
         item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: launch/test_gpu.sh"))
-
-
-def pytest_unconfigure():
-  KERNELS.unlink(missing_ok=True)
 
 
 def pytest_addoption(parser):
