@@ -57,14 +57,17 @@ def test_layers_are_summed_together(trees):
   params, gradients = trees
   transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8).transformation
 
-  def wide_sums(platform):
+  def count(platform, operation):
     with compile_for(platform), jax.numpy_dtype_promotion("standard"):
       update = lambda *given: transformation.update(*given)  # noqa: E731
       jaxpr = jax.make_jaxpr(update)(gradients[0], transformation.init(params), params)
-    return str(jaxpr).count("reduce_sum[axes=(1, 2)")
+    return str(jaxpr).count(operation)
 
   # The mean square of each matrix' update, and on a GPU of the matrix: 3 matrices per layer and an embedding.
-  assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 2 * (3 * 2 + 1))
+  wide_sum = "reduce_sum[axes=(1, 2)"
+  assert (count("cpu", wide_sum), count("gpu", wide_sum)) == (3 * (3 + 2) + 1, 2 * (3 * 2 + 1))
+  # The moments of all layers of a kind of variable: a layer's own are slices of them.
+  assert (count("cpu", "optimization_barrier"), count("gpu", "optimization_barrier")) == (0, len(SHAPES) * 2)
 
 
 @pytest.mark.parametrize("together", [False, True])
