@@ -164,6 +164,8 @@ class _Group:
     with self._goodput.spent_on("initializing"):
       state = stack_states(states, self._spec)
     states.clear()  # frees their memory
+    with self._goodput.spent_on("compiling"):
+      steps.wait()
     progress = [ProgressLine(), *(_NoProgress() for _ in trainers[1:])]
     log = _StackedLog([t.log(line, steps.flops) for t, line in zip(trainers, progress, strict=True)])
     state = train_loop(

@@ -149,6 +149,7 @@ class Trainer:
   def _attempt(self, start: StartingPoint) -> TrainState:
     """Trains from a starting point to the end of the run; raises NotFinite at a step that is not finite."""
     experiment, run = self._experiment, self._run
+    self._compile_ahead(start)
     state = self.begin(start)
     with contextlib.closing(self.writer):
       if self._first_step < experiment.steps and not self._stopped_early:
@@ -159,6 +160,14 @@ class Trainer:
         evaluate = decoding_evaluation(run, self._programs, self.writer, self.watchdog.heartbeat)
         self._evaluate("eval", evaluate, state)
     return state
+
+  def _compile_ahead(self, start: StartingPoint) -> None:
+    """Starts to compile the steps, which goes on while the state is initialized or restored."""
+    experiment, rows = self._experiment, read_metrics(self._run.model_dir)
+    stopped = dataclasses.replace(experiment.early_stopping).restore(rows, start.step)
+    if start.step < experiment.steps and not stopped and start.episode not in self._steps:
+      with self._goodput.spent_on("compiling"):
+        self._steps[start.episode] = compile_steps(self._run, start.step, self._step, start.episode)
 
   def begin(self, start: StartingPoint) -> TrainState:
     """Returns the initial state; opens `writer`, which the caller closes."""
@@ -250,11 +259,12 @@ class Trainer:
     if self._episode != before:
       say(f"step {int(state.step):,}: from here on, {episode.title} trains ({episode.size:,} parameters)")
       state = change_optimizer(state, episode.optimizer, run.specs[self._episode])
-    if self._episode not in self._steps:
-      with self._goodput.spent_on("compiling"):
+    with self._goodput.spent_on("compiling"):
+      if self._episode not in self._steps:
         self._steps[self._episode] = compile_steps(run, int(state.step), self._step, self._episode)
+      steps = self._steps[self._episode].wait()
     self.watchdog.heartbeat()
-    return state, self._steps[self._episode]
+    return state, steps
 
   def _due_episode(self, step: int) -> int:
     return self._run.plan.at(step, self._plateaus.count if self._plateaus else 0)

@@ -40,6 +40,7 @@ __all__ = [
   "check_microbatches",
   "compile_eval_step",
   "compile_train_step",
+  "lower_train_step",
   "eval_step",
   "enable_compilation_cache",
   "loss_and_metrics",
@@ -193,7 +194,12 @@ def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any)
   return sums(batch) if count == 1 else sum_over_microbatches(sums, batch, count)
 
 
-def compile_train_step(
+def compile_train_step(*given: Any, **options: Any) -> jax.stages.Compiled:
+  """Compiles the train step ahead of time: see `lower_train_step`."""
+  return lower_train_step(*given, **options)()
+
+
+def lower_train_step(
   model: nn.Module,
   optimizer: Optimizer,
   settings: LossSettings,
@@ -203,10 +209,11 @@ def compile_train_step(
   deterministic: bool = True,
   step: StepFunction = train_step,
   runs: int | None = None,
-) -> jax.stages.Compiled:
-  """Compiles the train step ahead of time, with explicit shardings; the old state is donated.
+) -> Callable[[], jax.stages.Compiled]:
+  """Traces the train step, with explicit shardings and the old state donated; returns a function that compiles it.
 
-  With `runs`, the step of that many stacked states and batches (stacking.py); `spec` and `batch` are those of one.
+  Another thread may call that function. With `runs`, the step is of that many stacked states and batches (stacking.py);
+  `spec` and `batch` are those of one.
 
   A `deterministic` step is bitwise reproducible on one kind of device. On CPUs and TPUs every step is; a GPU's compiler
   would otherwise time several kernels for each product and pick the fastest.
@@ -224,7 +231,7 @@ def compile_train_step(
     donate_argnums=0,
   )
   with parallel.sharding_context(mesh), deterministic_kernels(deterministic):
-    return jitted.lower(spec.shapes, shapes).compile(_compiler_options(deterministic))
+    return functools.partial(jitted.lower(spec.shapes, shapes).compile, _compiler_options(deterministic))
 
 
 def _compiler_options(deterministic: bool) -> dict[str, bool | int]:
