@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the kernels, train steps and decoding on this machine's NVIDIA GPU, in a few minutes.
+# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: ten minutes with 16 cores, mostly compilation.
 #
 # usage: launch/test_gpu.sh [PYTEST_OPTION]...
 #
