@@ -360,6 +360,18 @@ def test_rows_that_differ_in_fine_tuning_share_one_pre_training(tmp_path, monkey
   assert for_others[:2] == [ablate_run._LATER, 1]  # the second row is free once the first one is fine-tuned
 
 
+def test_rows_that_differ_in_fine_tuning_do_not_train_in_one_program(tmp_path):
+  """Adapters of two sizes cannot; gradual unfreezing trains alone. Other workers take what a worker cannot stack."""
+  baseline = "encoder_decoder/iid_replace_spans"
+  rows = [baseline, f"{baseline}/adapters_32", f"{baseline}/adapters_128", f"{baseline}/gradual_unfreezing"]
+  settings = SweepSettings([10], [], "midi", 2, ["squad"], [])
+  runs = plan_sweep(tmp_path, settings, rows).runs({})
+  shapes = {(run.recipe, run.seed): run.shape for run in runs}
+  first, second = ([shapes[row, seed] for row in rows] for seed in (0, 1))
+  assert first == second and first[3] is None
+  assert len({*first[:3]}) == 3
+
+
 def test_recipes_of_the_same_lengths_have_the_same_shape(tmp_path):
   given = SweepSettings([2, 4, 5], [], "smoke", 0, [], [])
   shapes = {run.recipe: run.shape for run in plan_sweep(tmp_path, given).runs({})}

@@ -18,6 +18,7 @@ from t5like.errors import UserError
 from t5like.experiments.configurables import steps_of_epochs
 from t5like.experiments.phases import run_phases
 from t5like.experiments.reading import read_configurable, read_experiment
+from t5like.finetuning import GradualUnfreezing, UnfreezeOnPlateau
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import load_vocabulary
 
@@ -154,19 +155,29 @@ class Planner:
     """Returns LENGTHS of the jobs in which a recipe trains on labeled tasks."""
     if recipe in RECIPES and RECIPES[recipe].mixing:
       return dict(self.experiment(recipe).lengths)
+    return dict(self._finetuning(recipe, spans).lengths)
+
+  def _finetuning(self, recipe: str, spans: bool = False) -> Experiment:
+    """Returns the fine-tuning of a recipe, for settings that do not depend on the task."""
     task = [("TASK", "unused_spans" if spans else "unused_classification")] if self.settings.heads else []
     overrides = [*task, *self._head_overrides(spans, examples=1)]
-    return dict(self.experiment(recipe, [_finetune_file(self.settings)], overrides).lengths)
+    return self.experiment(recipe, [_finetune_file(self.settings)], overrides)
 
   def _shape(self, name: str) -> Any:
-    """Returns what runs share that train in one program: the stages, the model, and the lengths of their rows."""
+    """Returns what runs share that train in one program: stages, model, lengths of rows, and what fine-tuning trains.
+
+    None for runs that train alone: a program of several cannot unfreeze layers.
+    """
     recipe = RECIPES.get(name) or Recipe("own", name)
     try:
       experiment = self.experiment(name)
       phases = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
+      trained = None if recipe.mixing else self._finetuning(name).trainable
     except Exception:  # an invalid recipe fails later as a run, which records the error
       return None
-    return bool(recipe.mixing), bool(recipe.objective), experiment.model, tuple(phases)
+    if isinstance(trained, GradualUnfreezing | UnfreezeOnPlateau):
+      return None
+    return bool(recipe.mixing), bool(recipe.objective), experiment.model, tuple(phases), trained
 
   def _jobs(self, name: str, seed: int, sizes: Mapping[str, int]) -> list[TrainJob]:
     recipe = RECIPES.get(name) or Recipe("own", name)
