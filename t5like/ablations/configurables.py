@@ -32,6 +32,10 @@ class Scale:
   finetune_eval_examples: int
   finetune_learning_rate: float
   finetune_eval_loss_period: int = 0
+  # Multi-task training:
+  mixed_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  mixed_batch_size: int = 0
+  mixed_eval_period: int = 0
   # With heads:
   finetune_epochs: float = 0.0  # at most this many, and at most finetune_steps
   finetune_span_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of rows with spans

@@ -44,6 +44,15 @@ def test_a_plan_takes_defaults_from_the_scale(tmp_path):
     plan_sweep(tmp_path, NOTHING)
 
 
+def test_settings_of_multi_task_training_may_be_given_to_all_rows(tmp_path):
+  given = SweepSettings([11], [], "smoke", 0, [], [], gin=[["MIXED_BATCH_SIZE", "4"], ["MIXED_EVAL_PERIOD", "3"]])
+  planner = plan_sweep(tmp_path, given)
+  assert planner.scale.mixed_batch_size == 4
+  mixed, baseline = planner.experiment(f"{IID}/mixed_equal"), planner.experiment(IID)
+  assert (mixed.batch_size, mixed.eval_period) == (4, 3) and mixed.lengths == baseline.lengths
+  assert baseline.batch_size == planner.scale.pretrain_batch_size != 4
+
+
 def test_an_invalid_recipe_can_be_added_to_a_sweep(tmp_path):
   """It fails as a run, not as the command: shared settings are read from the sweep's first recipe."""
   (tmp_path / "sweep.json").write_text(json.dumps(EARLIER | {"recipes": [SPANS], "own": {}}))
