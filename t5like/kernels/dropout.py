@@ -9,6 +9,7 @@ the mesh, and every key draws new hashes for all rows and columns.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +57,15 @@ def odd_hash(state: jax.Array, index: jax.Array) -> jax.Array:
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
   """Zeroes each entry of x with probability `rate`, and divides the others by 1 - rate."""
+  return drawn_dropout(x.shape, rate, key)(x)
+
+
+def drawn_dropout(shape: tuple[int, ...], rate: float, key: jax.Array) -> Callable[[jax.Array], jax.Array]:
+  """Returns `dropout` of arrays of a shape, with what is drawn for it outside of the function."""
   state = key_state(key)
-  bits = (hashed_indices(state, x.shape[:-1]), hashed_indices(~state, x.shape[-1:]))
-  return _dropout(x, *jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits)), rate)
+  bits = (hashed_indices(state, shape[:-1]), hashed_indices(~state, shape[-1:]))
+  bits = jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits))
+  return lambda x: _dropout(x, *bits, rate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

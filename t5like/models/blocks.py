@@ -31,13 +31,11 @@ class MLP(nn.Module):
     if self.has_variable("fused", "wi"):  # in decoding
       gate_and_linear = fused_products(self, "wi", x)
       h = ACTIVATIONS[config.activation](gate_and_linear[..., 0, :]) * gate_and_linear[..., 1, :]
-    elif config.gated_mlp:
-      h = activate(config, project_in("wi_0"), project_in("wi_1"))
     else:
-      h = activate(config, project_in("wi"))
+      rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
+      drop = Dropout(rate).drawn((*x.shape[:-1], config.mlp_dim), deterministic)
+      h = activate(config, *map(project_in, ("wi_0", "wi_1") if config.gated_mlp else ("wi",)), drop=drop)
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
-    rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
-    h = Dropout(rate)(h, deterministic)
     return dense(config, config.embed_dim, ("mlp", "embed"), role="residual", name="wo")(h)
 
 

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.dropout import dropout
+from t5like.kernels.dropout import drawn_dropout
 from t5like.kernels.norms import norm
 from t5like.kernels.platform import target_platform
 from t5like.models.config import TransformerConfig
@@ -35,19 +35,25 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def activate(config: TransformerConfig, x: jax.Array, linear: jax.Array | None = None) -> jax.Array:
-  """Computes act(x), or act(x) * linear.
+def activate(
+  config: TransformerConfig,
+  x: jax.Array,
+  linear: jax.Array | None = None,
+  drop: Callable[[jax.Array], jax.Array] = lambda h: h,
+) -> jax.Array:
+  """Computes drop(act(x)), or drop(act(x) * linear).
 
   The backward pass recomputes the activation from x. XLA would save the tanh of a gelu, which it considers expensive;
-  that takes as much memory as x, and more time to write and read than to recompute.
+  that takes as much memory as x, and more time to write and read than to recompute. The dropout is inside: its backward
+  pass would otherwise be a kernel of its own.
   """
   act = ACTIVATIONS[config.activation]
   if linear is not None:
     if target_platform() == "gpu":
       # Keeps XLA from fusing the activation into the product before it, which is slower than separate kernels.
       x = jax.lax.optimization_barrier(x)
-    return jax.checkpoint(lambda x, linear: act(x) * linear)(x, linear)
-  return act(x) if act is relu else jax.checkpoint(act)(x)
+    return jax.checkpoint(lambda x, linear: drop(act(x) * linear))(x, linear)
+  return drop(act(x)) if act is relu else jax.checkpoint(lambda x: drop(act(x)))(x)
 
 
 def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initializers.Initializer:
@@ -199,7 +205,13 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    return x if not self.rate or deterministic else dropout(x, self.rate, self.make_rng("dropout"))
+    return self.drawn(x.shape, deterministic)(x)
+
+  def drawn(self, shape: tuple[int, ...], deterministic: bool) -> Callable[[jax.Array], jax.Array]:
+    """Returns the dropout of arrays of a shape, for a function that the backward pass computes again."""
+    if not self.rate or deterministic:
+      return lambda x: x
+    return drawn_dropout(shape, self.rate, self.make_rng("dropout"))
 
 
 def constrain_activations(x: jax.Array) -> jax.Array:
