@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
@@ -19,6 +20,16 @@ def task_languages(experiment: Experiment | None) -> Languages:
   given = experiment.languages if experiment is not None else {}
   pairs = {task: (codes, codes) if isinstance(codes, str) else tuple(codes) for task, codes in given.items()}
   return dict(sorted(pairs.items(), key=lambda entry: entry[0] != experiment.task)) if pairs else {}
+
+
+def languages_of_files(config: TransformerConfig, vocabulary: Vocabulary, decoding: Mapping[str, Any]) -> Languages:
+  """Returns the codes of an imported model: around its tokenizer's texts, and what its outputs start with."""
+  codes = getattr(vocabulary, "language_ids", frozenset())
+  if not codes:
+    return {}
+  around = [token for part in vocabulary.template or () for token in part if token in codes]
+  starts = [token for token in (decoding.get("forced_first"), config.start_id) if token in codes]
+  return {"": (vocabulary.piece(around[0]), vocabulary.piece(starts[0]))} if around and starts else {}
 
 
 def special_tokens(config: TransformerConfig, vocabulary: Vocabulary, languages: Languages) -> SpecialTokens:

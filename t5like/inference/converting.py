@@ -166,19 +166,27 @@ def save_hugging_face(
 
 
 def save_model_directory(
-  target: Path, model: nn.Module, params: Any, vocabulary: Vocabulary, vocabulary_name: str, source: Path
+  target: Path,
+  model: nn.Module,
+  params: Any,
+  vocabulary: Vocabulary,
+  vocabulary_name: str,
+  source: Path,
+  own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
   """Writes a model directory: a checkpoint without optimizer state at step 0, config.gin, and the vocabulary.
 
-  If `source` is a model directory its configuration is kept, so that prompts are formatted as before.
+  If `source` is a model directory its configuration is kept, so that prompts are formatted as before. `own` are the
+  model's own settings, by macro; empty ones are not written.
   """
+  own = {name: repr(dict(value)) for name, value in (own or {}).items() if value}
   save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
   if jax.process_index() != 0:
     return
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
   if (source / CONFIG).is_file():
     text = (source / CONFIG).read_text()
-    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None"}
+    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None"} | own
     if (source / BASE_FILE).is_file():  # what a method has trained is merged
       values["TRAINABLE"] = "@Everything()"
     # A configuration that was written from Python has no macros.
@@ -189,6 +197,7 @@ def save_model_directory(
     text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
     text = config_text(model, name, f"Saved from {source}.", target)
+    text += "".join(f"{macro} = {value}\n" for macro, value in own.items())
   (target / CONFIG).write_text(text)
 
 

@@ -22,7 +22,7 @@ from t5like.errors import UserError, nearest
 from t5like.experiments.characters import with_characters
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
-from t5like.experiments.languages import check_languages, special_tokens, task_languages
+from t5like.experiments.languages import check_languages, languages_of_files, special_tokens, task_languages
 from t5like.inference.converting import merged, new_folder, save_hugging_face, save_model_directory
 from t5like.inference.embeddings.jobs import Embedding
 from t5like.inference.embeddings.pooled import pooled_model
@@ -71,8 +71,7 @@ def load(
     mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.
     dtype: compute dtype, such as "bfloat16"; by default the model's.
-    modules: Python modules that the configuration of a run directory may import. Any others that it names are not
-      imported: a directory is data.
+    modules: Python modules that the configuration of a run directory may import. It is data: others are not imported.
     base: the base of a directory that was trained with a method such as LoRA, if it is not where it was in training.
     adapters: directories of such runs on this base, by name: `use` switches between them. The base is held once.
     languages: codes of inputs and outputs for mBART: ("en_XX", "ro_RO"); by default those of its run, or of its
@@ -265,7 +264,8 @@ class Model(HeadMethods, InsideMethods):
     """
     target = new_folder(folder)
     module, params = merged(with_threshold(self.module, self.folder, self.step()), self.params)
-    save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder)
+    own = {"DECODING": self.source.decoding, "LANGUAGES": self.languages}
+    save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder, own)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
@@ -320,7 +320,7 @@ class Model(HeadMethods, InsideMethods):
     """The codes of inputs and outputs, by task; without an entry, the model has none or they are not known."""
     if self.given_languages:
       return {"": self.given_languages}
-    return task_languages(self.experiment)
+    return task_languages(self.experiment) or languages_of_files(self.config, self.vocabulary, self.source.decoding)
 
   @property
   def prompt_form(self) -> PromptForm:

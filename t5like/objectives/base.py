@@ -65,16 +65,20 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """The decoder's start: the model's own, a language's code, what opens texts, padding, or EOS if 0 is a word."""
+    """The decoder's start: a language's code, the model's own, what opens texts, padding, or EOS if 0 is a word."""
+    if self._starts_with_code:
+      return self.codes[1]
     if self.start_id is not None:
       return self.start_id
-    if self.codes:
-      return self.codes[1]
     if self.opens_texts:
       return self.bos
     return 0 if self.pad == 0 else self.eos
 
-  # mBART's code follows its inputs and starts its decoder; mBART-50, which has another start, opens texts with codes.
+  @property
+  def _starts_with_code(self) -> bool:
+    """Whether codes follow inputs and start the decoder (mBART). mBART-50 has another start: its codes open texts."""
+    marks = {self.pad, self.eos, self.bos, self.cls, self.sep}
+    return bool(self.codes) and (self.start_id is None or self.start_id in self.others - marks)
 
   @property
   def before_inputs(self) -> tuple[int, ...]:
@@ -89,10 +93,10 @@ class SpecialTokens:
   @property
   def after_inputs(self) -> tuple[int, ...]:
     """The tokens after the end-of-sequence of inputs."""
-    return (self.codes[0],) if self.codes and self.start_id is None else ()
+    return (self.codes[0],) if self._starts_with_code else ()
 
   def _opening(self, side: int) -> tuple[int, ...]:
-    code = (self.codes[side],) if self.codes and self.start_id is not None else ()
+    code = (self.codes[side],) if self.codes and not self._starts_with_code else ()
     return code or (() if self.opening is None else (self.opening,))
 
   def of_task(self, task: str) -> SpecialTokens:

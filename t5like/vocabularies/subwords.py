@@ -21,6 +21,7 @@ from t5like.vocabularies.base import Vocabulary, trimmed, well_formed
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")  # BERT's and RoBERTa's spare rows
+_LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # en_XX
 _MAX_CACHED_CHUNKS = 2**18
 _AMBIGUOUS_SPACES = "\x1c\x1d\x1e\x1f\u180e"  # white space in some libraries only
 _SENTINEL = re.compile(r"<extra_id_([0-9]+)>")
@@ -120,6 +121,11 @@ class SubwordVocabulary(Vocabulary):
     return frozenset((named | added | unused | set(self.sentinel_ids)) - unknown)
 
   @cached_property
+  def language_ids(self) -> frozenset[int]:
+    """The codes of languages (mBART)."""
+    return frozenset(token for token in self.special_ids if _LANGUAGE.fullmatch(self.piece(token)))
+
+  @cached_property
   def word_starts(self) -> np.ndarray:
     starts = np.zeros(self.vocab_size, bool)
     for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
@@ -169,8 +175,8 @@ class SubwordVocabulary(Vocabulary):
     return encoding.ids, [trimmed(text, *span) for span in encoding.offsets]
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text up to the first end-of-sequence, without padding and sequence marks, but with masks."""
-    dropped = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
+    """Returns the text up to the first end-of-sequence, without padding, sequence marks and languages; with masks."""
+    dropped = {self.pad_id, self.bos_id, self.cls_id, self.sep_id, *self.language_ids}
     kept = []
     for token in map(int, ids):
       if token == self.eos_id:

@@ -85,6 +85,14 @@ def test_a_folder_generates_with_its_own_settings(model):
   assert output.ranking is None and output.tokens == 1, "greedy, with the minimum length of a shorter output"
 
 
+def test_saved_models_keep_their_own_settings(model, folder, tmp_path):
+  model.save(tmp_path / "saved")
+  saved = t5like.load(tmp_path / "saved")
+  assert saved.decoding == OURS and saved.generate("the cat") == model.generate("the cat")
+  saved.save_hf(tmp_path / "back")
+  assert json.loads((tmp_path / "back" / "generation_config.json").read_text()) == SETTINGS
+
+
 def test_texts_have_the_tokens_of_training(model):
   """<s> text </s> for both, after the decoder's start </s>."""
   cat, dog = (model.vocabulary.encode(text) for text in ("the cat", " dog"))
@@ -132,22 +140,38 @@ def language_vocabulary(folder, code_first: bool):
   tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("is_50", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_language_codes(is_50, tmp_path):
+# mBART; the same with the language of its outputs as start in config.json (mbart-large-en-ro); mBART-50.
+@pytest.mark.parametrize("start_id", [None, 7, 2])
+def test_language_codes(start_id, tmp_path):
   """mBART: text </s> en_XX, and the decoder starts with ro_RO; mBART-50: en_XX text </s>, then </s> ro_RO."""
-  opened = dict(norm_position="pre", scale_embeddings=True, opening_id=None, start_id=2 if is_50 else None)
+  is_50 = start_id == 2
+  opened = dict(norm_position="pre", scale_embeddings=True, opening_id=None, start_id=start_id)
   config = dataclasses.replace(BART, vocab_size=9, **opened)
-  huggingface.save(tmp_path, T5(config), params_of(config))
-  language_vocabulary(tmp_path, is_50)
-  assert t5like.load(tmp_path).prompt_form.tokens([4]) == ([6, 4, 2] if is_50 else [4, 2, 6]), "of tokenizer.json"
-  model = t5like.load(tmp_path, languages=("ro_RO", "en_XX"))
+  folder = tmp_path / "hf"
+  huggingface.save(folder, T5(config), params_of(config))
+  language_vocabulary(folder, is_50)
+  if is_50:
+    (folder / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 7}))
+
+  found = t5like.load(folder)
+  inputs = [6, 4, 2] if is_50 else [4, 2, 6]
+  assert found.prompt_form.tokens([4]) == inputs, "of tokenizer.json"
+  assert found.languages == ({} if start_id is None else {"": ("en_XX", "ro_RO")})
+  if start_id is not None:
+    expected = log_probabilities(found, inputs, [*([2, 7] if is_50 else [7]), 5, 2])
+    assert found.score("a", "b") == pytest.approx(expected.sum(), abs=1e-4)
+  assert found.vocabulary.decode([6, 4, 5, 7, 2, 4]) == "a b", "without codes"
+
+  model = t5like.load(folder, languages=("ro_RO", "en_XX"))
   inputs, start = ([7, 4, 2], [2, 6]) if is_50 else ([4, 2, 7], [6])
-  assert model.prompt_form.tokens([4]) == inputs
-  assert model.decoding.get("forced_first") == (6 if is_50 else None)
-  expected = log_probabilities(model, inputs, [*start, 5, 2])
-  assert model.score("a", "b") == pytest.approx(expected.sum(), abs=1e-4)
+  model.save(tmp_path / "saved")
+  for each in (model, t5like.load(tmp_path / "saved")):
+    assert each.prompt_form.tokens([4]) == inputs
+    assert each.decoding.get("forced_first") == (6 if is_50 else None)
+    expected = log_probabilities(each, inputs, [*start, 5, 2])
+    assert each.score("a", "b") == pytest.approx(expected.sum(), abs=1e-4)
   with pytest.raises(UserError, match="no language code 'de_DE'"):
-    t5like.load(tmp_path, languages=("de_DE", "en_XX"))
+    t5like.load(folder, languages=("de_DE", "en_XX"))
 
 
 @pytest.mark.slow
