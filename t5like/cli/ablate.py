@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
   if not args.sweep_dir:
     raise UserError("--sweep_dir is required", try_="--sweep_dir=~/sweep")
   sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
-  planner = plan_sweep(sweep_dir, sweep_settings(args), args.rows)
+  given = sweep_settings(args)
+  planner = plan_sweep(sweep_dir, given, args.rows)
+  for name in given.custom_recipes:
+    planner.experiment(name)  # raises UserError for an invalid one; those of earlier commands fail as runs
   if args.list:
     return show(planner)
   check_workers(args.workers, args.together, (args.coordinator, args.processes, args.process_id))

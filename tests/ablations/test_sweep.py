@@ -76,12 +76,16 @@ def readme_example() -> tuple[str, str, list[str]]:
 
 @pytest.fixture(scope="module")
 def swept(caches, tmp_path_factory):
-  """Runs the README's example and a broken recipe, without TensorFlow."""
+  """Runs the README's example and a recipe whose objective fails, without TensorFlow."""
   home = tmp_path_factory.mktemp("home")
   module, recipe, command = readme_example()
-  (home / "my_objectives.py").write_text(module)
+  failing = (
+    "class Broken(Reversal):\n  def __call__(self, rows, draws, special):\n    raise ValueError('out of order')\n"
+  )
+  failing += "\n\ngin.external_configurable(Broken, 'broken')\n"
+  (home / "my_objectives.py").write_text(f"{module}\n\n{failing}")
   (home / "reversal.gin").write_text(recipe)
-  (home / "broken.gin").write_text(recipe + "TransformerConfig.positions = 'none of them'\n")
+  (home / "broken.gin").write_text(recipe.replace("@reversal()", "@broken()"))
   folder = sweep_folder(home / "sweep", caches)
   assert command[:2] == ["t5like", "ablate"] and {"--scale=smoke", "--recipe=reversal.gin"} <= set(command)
   arguments = ["ablate", "--recipe=reversal.gin", "--recipe=broken.gin", *SMALL, f"--sweep_dir={folder}"]
@@ -168,6 +172,18 @@ def test_finished_runs_are_not_repeated_and_manual_runs_are_picked_up(swept, t5l
   assert pretrained.stat().st_mtime_ns == written
   (after,) = read_results(folder)
   assert (after.tasks, after.curve, after.commands) == (before.tasks, before.curve, before.commands)
+
+
+@pytest.mark.parametrize("content", [None, "train.objective = @reversl()\n", "EMBED_DIMM = 3\n"])
+def test_an_invalid_recipe_is_refused_before_anything_starts(content, tmp_path, t5like):
+  file = tmp_path / "mine.gin"
+  if content:
+    file.write_text(f"include 'ablations/pretrain.gin'\n{content}")
+  command = ["ablate", "--table=4", f"--recipe={file}", "--scale=smoke", f"--sweep_dir={tmp_path / 'sweep'}"]
+  for more in ([], ["--list"]):
+    error = t5like(*command, *more, status=2).stderr
+    assert str(file) in error or content.split()[-1].strip("@()") in error or "EMBED_DIMM" in error, error
+  assert not (tmp_path / "sweep").exists()
 
 
 def test_the_settings_of_a_sweep_cannot_change(swept, t5like):
