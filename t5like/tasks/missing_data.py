@@ -17,6 +17,8 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.tasks.caching.code_closure import LIBRARIES as _LIBRARIES
 
+_REWRITTEN = "__autograph_generated_file"
+
 
 def tfds_name(task: seqio.Task) -> str | None:
   """Returns the TFDS data set that a task reads, such as glue/sst2, or None."""
@@ -27,7 +29,10 @@ def tfds_name(task: seqio.Task) -> str | None:
 
 @contextlib.contextmanager
 def explain_data_errors(task: seqio.Task) -> Iterator[None]:
-  """Raises errors of reading a task's data as UserError; TFDS has many types for "missing, cannot download"."""
+  """Raises errors of reading a task's data as UserError, and those of its own code, such as preprocessors.
+
+  TFDS has many types for "missing, cannot download".
+  """
   name, folder = tfds_name(task), os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
   prepare = f"t5like tasks prepare {name} --from DIR   (DIR: folder with its original files)"
   if name and not (Path(folder).expanduser() / name).is_dir():
@@ -43,8 +48,10 @@ def explain_data_errors(task: seqio.Task) -> Iterator[None]:
     # tf.data's threads call Python. An iterator still alive at interpreter exit waits for them while they wait for
     # Python, a deadlock: release it first.
     traceback.clear_frames(error.__traceback__)
-  except (OSError, AssertionError, LookupError, ValueError) as error:
-    if name is None:
+  except Exception as error:
+    if line := _user_line(error):
+      raise UserError(f"the code of task {task.name!r} failed", because=reason(error), at=line) from error
+    if name is None or not isinstance(error, OSError | AssertionError | LookupError | ValueError):
       raise
     raise UserError(
       f"cannot read or download the data set {name!r} of task {task.name!r}",
@@ -89,12 +96,17 @@ def reason(error: Exception) -> str:
     return message.partition("\nTraceback")[0].strip()
   # TensorFlow's runtime errors start with it; errors of building a pipeline end with it, after the location.
   lines = [line for line in text.split("\n") if line.strip()] or [type(error).__name__]
-  return lines[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]
+  line = lines[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]
+  is_key = isinstance(error, LookupError) and "Error: " not in line  # its message is only the key
+  return f"{type(error).__name__}: {line}" if is_key else line
 
 
 def _user_line(error: Exception) -> str:
   """Returns the line of the user's code that raised the error, or ''."""
-  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+  frames = [(frame.filename, frame.lineno, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+  # Of code that TensorFlow has rewritten, the message has the original lines.
+  frames += re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.+)', str(error))
+  frames = [frame for frame in frames if not frame[0].startswith(_LIBRARIES) and _REWRITTEN not in frame[0]]
   own = Path(__file__).parents[1]
-  frames = [frame for frame in frames if own not in Path(frame.filename).parents and Path(frame.filename).is_file()]
-  return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+  frames = [frame for frame in frames if own not in Path(frame[0]).parents and Path(frame[0]).is_file()]
+  return "{}:{}: {}".format(*frames[-1]) if frames else ""
