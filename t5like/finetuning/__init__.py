@@ -9,6 +9,7 @@ Methods that add parameters to a frozen base, such as LoRA, are in `finetuning.m
 To add another choice, subclass `Trainable` and return its episodes from the variables of the model.
 """
 
+from t5like.finetuning import methods
 from t5like.finetuning.plan import PlannedEpisode, TrainingPlan, plan_training
 from t5like.finetuning.plateaus import PlateauCounter
 from t5like.finetuning.rates import DiscriminativeRates, LayerRates, LayerwiseDecay
@@ -34,6 +35,7 @@ __all__ = [
   "UnfreezeOnPlateau",
   "Variable",
   "Variables",
+  "methods",
   "plan_training",
   "read_variables",
 ]
