@@ -14,7 +14,8 @@ import pytest
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
-from t5like.models import BERT, GPT, T5, XLNet
+from t5like.models import BERT, GPT, T5, TransformerConfig, XLNet
+from t5like.models.recurrent import AWDLSTM, ELMo
 
 ROOT = shipped_folder()
 # T5_FACTS section 1: T5 paper and T5 1.1 release; BERT (encoder and pooler); GPT-2 release.
@@ -85,11 +86,14 @@ def count(tree) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_counts(size):
   model = model_of(size)
-  assert type(model) in (T5, BERT, GPT, XLNet)
-  # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
-  shapes = shapes_of(model.clone(config=dataclasses.replace(model.config, scan_layers=True)))
-  # The published BERT counts exclude the pre-training heads.
-  total = count(shapes) - sum(count(shapes.get(f"{head}_head", {})) for head in ("mlm", "nsp", "discriminator"))
+  assert type(model) in (T5, BERT, GPT, XLNet, AWDLSTM, ELMo)
+  if isinstance(model.config, TransformerConfig):
+    # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
+    model = model.clone(config=dataclasses.replace(model.config, scan_layers=True))
+  shapes = shapes_of(model)
+  # The published counts exclude BERT's pre-training heads and ELMo's softmax.
+  heads = ("logits_dense", "output_bias") if isinstance(model, ELMo) else ("mlm_head", "nsp_head", "discriminator_head")
+  total = count(shapes) - sum(count(shapes.get(head, {})) for head in heads)
   if size in PUBLISHED:
     width = model.config.embed_dim
     pooler = width * width + width if size.startswith(WITH_POOLER) else 0
