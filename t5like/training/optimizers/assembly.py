@@ -26,7 +26,7 @@ from t5like.training.optimizers.rules import (
 )
 from t5like.training.optimizers.schedules import Schedule
 from t5like.training.optimizers.selection import Selection, is_masked
-from t5like.training.optimizers.updates import is_stacked
+from t5like.training.optimizers.updates import clip_by_global_norm, is_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def build_transformation(
   parts = [direction, _add_decay(decays), *([rescale] if rescale else [])]
   parts += [optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
   if clip_norm is not None:
-    parts.insert(0, optax.clip_by_global_norm(clip_norm))
+    parts.insert(0, clip_by_global_norm(clip_norm))
   transformation = optax.chain(*parts)
   return transformation if ema_decay is None else with_moving_average(transformation, ema_decay, selection)
 

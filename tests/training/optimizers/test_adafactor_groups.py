@@ -99,6 +99,18 @@ def test_gradients_are_read_once_for_their_norm_and_their_rows(trees, monkeypatc
   assert step(together=True) < step(together=False)
 
 
+@pytest.mark.parametrize("limit", [1.0, 1000.0])
+def test_gradients_are_clipped_as_by_optax(trees, limit):
+  _, (gradients, *_) = trees
+  expected, _ = optax.clip_by_global_norm(limit).update(gradients, optax.EmptyState())
+  for platform in ("cpu", "gpu"):
+    clip = updates.clip_by_global_norm(limit)
+    with compile_for(platform):
+      got, _ = jax.jit(lambda tree, clip=clip: clip.update(tree, clip.init(tree)))(gradients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, expected)
+  assert (updates.global_norm(expected) < updates.global_norm(gradients)) == (limit == 1.0)
+
+
 def test_small_arrays_share_the_condition_of_a_choice(trees, monkeypatch):
   monkeypatch.setattr(updates, "_SMALL", 16 * 12)
   params, (gradients, *_) = trees
