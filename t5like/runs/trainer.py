@@ -163,9 +163,10 @@ class Trainer:
 
   def _compile_ahead(self, start: StartingPoint) -> None:
     """Starts to compile the steps, which goes on while the state is initialized or restored."""
-    experiment, rows = self._experiment, read_metrics(self._run.model_dir)
-    stopped = dataclasses.replace(experiment.early_stopping).restore(rows, start.step)
-    if start.step < experiment.steps and not stopped and start.episode not in self._steps:
+    experiment, stopping = self._experiment, dataclasses.replace(self._experiment.early_stopping)
+    if stopping.metric and stopping.restore(read_metrics(self._run.model_dir), start.step):
+      return  # nothing is left to train
+    if start.step < experiment.steps and start.episode not in self._steps:
       with self._goodput.spent_on("compiling"):
         self._steps[start.episode] = compile_steps(self._run, start.step, self._step, start.episode)
 
