@@ -24,8 +24,7 @@ def task_languages(experiment: Experiment | None) -> Languages:
 
 def languages_of_files(config: TransformerConfig, vocabulary: Vocabulary, decoding: Mapping[str, Any]) -> Languages:
   """Returns the codes of an imported model: around its tokenizer's texts, and what its outputs start with."""
-  codes = getattr(vocabulary, "language_ids", frozenset())
-  if not codes:
+  if not (codes := vocabulary.language_ids):
     return {}
   around = [token for part in vocabulary.template or () for token in part if token in codes]
   starts = [token for token in (decoding.get("forced_first"), config.start_id) if token in codes]

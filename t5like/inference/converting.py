@@ -96,8 +96,8 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   # T5X checkpoints do not record a dropout rate: runs/finetune.gin sets it.
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
-  decoding = _read_decoding(settings, here, imported)
-  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout, decoding))
+  own = {"DECODING": _read_decoding(settings, here, imported)}
+  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout, own))
   (target / REPORT).write_text(imported.report.full() + "\n")
   return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
 
@@ -172,32 +172,30 @@ def save_model_directory(
   vocabulary: Vocabulary,
   vocabulary_name: str,
   source: Path,
-  own: Mapping[str, Mapping[str, Any]] | None = None,
+  settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
   """Writes a model directory: a checkpoint without optimizer state at step 0, config.gin, and the vocabulary.
 
-  If `source` is a model directory its configuration is kept, so that prompts are formatted as before. `own` are the
-  model's own settings, by macro; empty ones are not written.
+  If `source` is a model directory its configuration is kept, so that prompts are formatted as before.
+  `settings` are the model's own, by macro.
   """
-  own = {name: repr(dict(value)) for name, value in (own or {}).items() if value}
   save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
   if jax.process_index() != 0:
     return
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
   if (source / CONFIG).is_file():
     text = (source / CONFIG).read_text()
-    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None"} | own
+    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None", **_texts(settings)}
     if (source / BASE_FILE).is_file():  # what a method has trained is merged
       values["TRAINABLE"] = "@Everything()"
-    # A configuration that was written from Python has no macros.
-    macros = "train.vocabulary = %VOCABULARY" in text or "include '" in text
-    changes = [f"{macro if macros else f'train.{macro.lower()}'} = {value}" for macro, value in values.items()]
+    # A complete configuration has only the macros that its run used; one written from Python has none.
+    has_macro = lambda macro: f"= %{macro}\n" in text or "include '" in text  # noqa: E731
+    changes = [f"{m if has_macro(m) else f'train.{m.lower()}'} = {value}" for m, value in values.items()]
     threshold = getattr(getattr(model, "head", None), "no_answer_threshold", None)
     changes += [] if threshold is None else [f"SpanHead.no_answer_threshold = {threshold!r}"]
     text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
-    text = config_text(model, name, f"Saved from {source}.", target)
-    text += "".join(f"{macro} = {value}\n" for macro, value in own.items())
+    text = config_text(model, name, f"Saved from {source}.", target, settings=settings)
   (target / CONFIG).write_text(text)
 
 
@@ -246,9 +244,12 @@ def config_text(
   origin: str,
   target: Path,
   dropout: bool = True,
-  decoding: Mapping[str, Any] | None = None,
+  settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-  """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
+  """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set.
+
+  `settings` are the model's own, by macro; empty ones are not written.
+  """
   backbone = getattr(model, "backbone", model)
   config, name = model.config, type(backbone).__name__
   fields = {k: v for k, v in _changed_fields(config).items() if k != "dropout_rate"}
@@ -269,11 +270,16 @@ def config_text(
     "",
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",
-    *([f"DECODING = {dict(decoding)!r}"] if decoding else []),
+    *(f"{macro} = {value}" for macro, value in _texts(settings).items()),
     "TASK = ''",
     "INIT_FROM = None",
     "",
   ])  # fmt: skip
+
+
+def _texts(settings: Mapping[str, Mapping[str, Any]] | None) -> dict[str, str]:
+  """Returns settings as gin's text, by macro, without empty ones."""
+  return {macro: repr(dict(value)) for macro, value in (settings or {}).items() if value}
 
 
 def _family_text(backbone: nn.Module) -> list[str]:

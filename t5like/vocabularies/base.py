@@ -76,6 +76,11 @@ class Vocabulary(abc.ABC):
     """Ids that objectives must not hide or sample: padding, ends, marks and sentinels, but not `unk_id`."""
 
   @property
+  def language_ids(self) -> frozenset[int]:
+    """The codes of languages; most vocabularies have none."""
+    return frozenset()
+
+  @property
   @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
     """Whether each token starts a word; other tokens continue the word before them: bool [vocab_size]."""

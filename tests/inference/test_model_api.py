@@ -1,6 +1,7 @@
 """The Python API gives the same answers as `t5like infer`, for any batch and after saving."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -251,6 +252,17 @@ def test_a_saved_run_keeps_its_prompt_format(old_directories, t5like):
   assert answers[0] == answers[1]
   with pytest.raises(UserError, match="no checkpoint of step 3"):
     model.at(3)
+
+
+def test_a_saved_run_need_not_have_used_all_macros(models, tmp_path):
+  """A complete config.gin has only the macros that its run used: one that is not used would be refused."""
+  models["t5"].save(tmp_path / "first")
+  config = tmp_path / "first/config.gin"
+  experiment = load(tmp_path / "first").experiment
+  used = re.sub(r"%(INIT_FROM|DECODING)", "None", experiment.config_text)
+  config.write_text(re.sub(r"(?m)^(INIT_FROM|DECODING) = .*$", "", used).replace("train.decoding = None", ""))
+  load(tmp_path / "first").save(tmp_path / "second")
+  assert load(tmp_path / "second").generate("w3 w4") == models["t5"].generate("w3 w4")
 
 
 def test_unsupported_requests_are_clear_errors(models, folders):
