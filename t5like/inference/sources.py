@@ -23,10 +23,9 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.finetuning.distillation import LEARNED
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.interop.layouts import flatten, unflatten
+from t5like.interop.layouts import flatten, stack_layers, unflatten, unstack_layers
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
-from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
@@ -38,6 +37,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]  # also in folders,
 _OLD_HUB_FILES = ["pytorch_model*.bin"]  # only of repositories without safetensors
 _BLOCKS, _BLOCK = 64, 4096  # blocks sampled per weight file, and their size in bytes
 _MAX_LISTED = 5  # tensors listed in a message
+_STACKED = "scan_layers"  # of a fingerprint
 
 
 class Source(Protocol):
@@ -117,8 +117,18 @@ class RunDirectory:
     return int(find_checkpoint(self.folder, self.given_step if step is None else step).name)
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
-    params = load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+    params = self._load(step, average, fingerprint)
     return {name: part for name, part in params.items() if name != LEARNED}
+
+  def _load(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    """Loads a checkpoint, whose layers may be stored differently: SCAN_LAYERS may have changed in the run."""
+    stacked = read_fingerprint(find_checkpoint(self.folder, self.step(step))).get(_STACKED)
+    if fingerprint is not None and stacked is not None:
+      fingerprint = {**fingerprint, _STACKED: stacked}
+    params = load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+    if stacked in (None, self.module.config.scan_layers):
+      return params
+    return unflatten((unstack_layers if stacked else stack_layers)(flatten(params)))
 
   def recorded_vocabulary(self, step: int | None) -> str | None:
     return read_fingerprint(find_checkpoint(self.folder, self.step(step))).get("vocabulary")
@@ -175,7 +185,7 @@ class TunedDirectory(RunDirectory):
 
   def trained_paths(self, step: int | None) -> set[str]:
     """Returns the paths of the parameters that a checkpoint holds."""
-    return set(stored_arrays(find_checkpoint(self.folder, self.step(step)) / PARAMS))
+    return set(flatten(self._load(step, average=False, fingerprint=None)))
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
     digest, arrays = self.base
@@ -186,8 +196,7 @@ class TunedDirectory(RunDirectory):
         "this checkpoint was trained on another base", checkpoint=checkpoint, differs=f"saved {saved}, now {digest}"
       )
     expected = None if fingerprint is None else {**fingerprint, "base": digest}
-    trained = load_parameters(self.folder, self.step(step), fingerprint=expected, average=average)
-    return unflatten({**arrays, **flatten(trained)})
+    return unflatten({**arrays, **flatten(self._load(step, average, expected))})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ Structures are compared by the checkpoint's metadata, before any array is read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,10 +28,9 @@ from t5like.training.checkpoints.folders import (
   read_description,
 )
 from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.checkpoints.layer_layouts import Arrays, LayerLayout
 from t5like.training.optimizers.rules import check_pattern, nearest_paths, path_text
 from t5like.training.state import StateSpec, TrainState
-
-Arrays = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +67,7 @@ class _ItemMatch:
 
   wanted: Arrays
   missing: frozenset[str]
+  layout: LayerLayout
 
 
 def check_restorable(
@@ -85,7 +86,8 @@ def find_episode(checkpoint: Path | GivenParameters, specs: Sequence[StateSpec])
     return 0
   stored = _stored(checkpoint, TRAINING)
   wanted = [_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
-  return next((number for number, target in enumerate(wanted) if not compare(stored, target)), 0)
+  fits = (not compare(LayerLayout.of(stored, target).stored, target) for target in wanted)
+  return next((number for number, fit in enumerate(fits) if fit), 0)
 
 
 def restore_state(
@@ -104,7 +106,7 @@ def restore_state(
   if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
     run_on_process_zero(lambda: _check_damage(checkpoint))
   items = _match_items(checkpoint, spec, fingerprint, options)
-  read = {name: _read(checkpoint, name, item.wanted) for name, item in items.items()}
+  read = {name: _read(checkpoint, name, item) for name, item in items.items()}
   initial = None
   if TRAINING not in items or any(item.missing for item in items.values()):
     if fresh is None:
@@ -148,6 +150,7 @@ def _match_items(
   given = isinstance(checkpoint, GivenParameters)
   saved = {"fingerprint": checkpoint.fingerprint} if given else read_description(checkpoint)
   fields = fingerprint_differences(saved["fingerprint"], fingerprint)
+  fields = [line for line in fields if line.split()[0] != "scan_layers"]  # LayerLayout
   if options.lenient:
     fields = [line for line in fields if line.split()[0] == "vocabulary"]
   targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
@@ -157,14 +160,16 @@ def _match_items(
   items, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
     stored = checkpoint.stored if given else _stored(checkpoint, name)
-    difference = compare(stored, target, widen=not with_training)
+    layout = LayerLayout.of(stored, target)
+    difference = compare(layout.stored, target, widen=not with_training)
     missing, extra = _allowed(name, difference, options, fresh_variables)
     missing |= checkpoint.new & set(difference.missing) if given else set()
     if name == PARAMS:
       _check_patterns_match(options, difference.without(checkpoint.new if given else (), ()))
       fresh_variables |= missing | extra
     differences[name] = difference.without(missing, extra)
-    items[name] = _ItemMatch({path: target[path] for path in target if path in stored}, frozenset(missing))
+    wanted = {path: target[path] for path in target if path in layout.stored}
+    items[name] = _ItemMatch(wanted, frozenset(missing), layout)
   if fields or any(differences.values()):
     raise _mismatch_error(checkpoint, fields, differences, saved, spec)
   return items
@@ -255,7 +260,11 @@ def _stored(checkpoint: Path, name: str) -> Arrays:
     raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
-def _read(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:
+def _read(checkpoint: Path | GivenParameters, name: str, item: _ItemMatch) -> dict[str, Any]:
+  return item.layout.read(item.wanted, functools.partial(_read_stored, checkpoint, name))
+
+
+def _read_stored(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:
   if isinstance(checkpoint, GivenParameters):
     return checkpoint.place(wanted)
   if integrity.has_checksums(checkpoint):
