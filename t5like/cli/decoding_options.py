@@ -41,6 +41,11 @@ OPTIONS: dict[str, tuple[type, str]] = {
   "forced_end": (_truth, "True: outputs that reach max_length end with the end of sequence"),
 }
 STOP = "stop"
+# Options that may be repeated, each a text.
+TEXTS = {
+  STOP: r"end outputs before this text (\n: newline); may be repeated",
+  "forbidden": "outputs never contain this text; may be repeated",
+}
 _SHOWN = {str: "NAME", int: "N", float: "X", _truth: "True"}
 
 
@@ -48,23 +53,22 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("decoding")
   for name, (kind, text) in OPTIONS.items():
     group.add_argument(f"--{name}", type=kind, metavar=_SHOWN[kind], help=text)
-  group.add_argument(
-    f"--{STOP}", action="append", metavar="TEXT", help=r"end outputs before this text (\n: newline); may be repeated"
-  )
+  for name, text in TEXTS.items():
+    group.add_argument(f"--{name}", action="append", metavar="TEXT", help=text)
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
   """Returns the options given, by field of DecodeSettings; stop texts under `stop`."""
-  return {name: getattr(args, name) for name in (*OPTIONS, STOP) if getattr(args, name) is not None}
+  return {name: getattr(args, name) for name in (*OPTIONS, *TEXTS) if getattr(args, name) is not None}
 
 
 def parse_option(name: str, text: str) -> Any:
   """Parses the value of a setting."""
-  if name == STOP:
+  if name in TEXTS:
     return [text] if text else []
   if name not in OPTIONS:
     raise UserError(
-      f"unknown setting {name!r}", nearest=nearest(name, [*OPTIONS, STOP]), known=", ".join([*OPTIONS, STOP])
+      f"unknown setting {name!r}", nearest=nearest(name, [*OPTIONS, *TEXTS]), known=", ".join([*OPTIONS, *TEXTS])
     )
   kind = OPTIONS[name][0]
   try:

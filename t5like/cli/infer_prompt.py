@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from t5like.cli.decoding_options import OPTIONS, STOP, method_for, parse_option
+from t5like.cli.decoding_options import OPTIONS, TEXTS, method_for, parse_option
 from t5like.console import paint
 from t5like.decoding.options import decode_settings, options_for, with_defaults
 from t5like.errors import InvalidSetting, UserError, nearest
@@ -72,11 +72,11 @@ class InteractivePrompt:
     if not isinstance(self._job, Generation):
       return ""
     settings = self._job.settings
-    fields = dataclasses.asdict(settings) | {STOP: [text for text in self._given.get(STOP, [])]}
-    shown = options_for(settings.method, {n: v for n, v in fields.items() if n in (*OPTIONS, STOP)})
+    fields = dataclasses.asdict(settings) | {name: list(self._given.get(name, [])) for name in TEXTS}
+    shown = options_for(settings.method, {n: v for n, v in fields.items() if n in (*OPTIONS, *TEXTS)})
     if settings.method != "sample":
       shown.pop("seed", None)
-    quiet = {"min_length": 0, "repetition_penalty": 1.0, STOP: [], "n_best": 1}
+    quiet = {"min_length": 0, "repetition_penalty": 1.0, "n_best": 1, **{name: [] for name in TEXTS}}
     return "settings   " + "  ".join(f"{n} {v}" for n, v in shown.items() if quiet.get(n, ...) != v)
 
   def _read(self) -> str:
@@ -109,7 +109,7 @@ class InteractivePrompt:
     if name == "reset":
       self._change(self._initial)
       return self._settings_line()
-    if not value and name != STOP:
+    if not value and name not in TEXTS:
       raise UserError(f":{name} needs a value", expected=f":{name} VALUE", does=OPTIONS[name][1])
     self._change(self._changed(name, parse_option(name, value)))
     return self._settings_line()
@@ -123,7 +123,7 @@ class InteractivePrompt:
     return f"adapter {adapter} from {self._model.folder}" if adapter else f"no adapter: {self._model.folder}"
 
   def _known(self) -> list[str]:
-    settings = (*_SETTINGS_COMMANDS, *OPTIONS, STOP) if isinstance(self._job, Generation) else ()
+    settings = (*_SETTINGS_COMMANDS, *OPTIONS, *TEXTS) if isinstance(self._job, Generation) else ()
     return [*_COMMANDS, *([_ADAPTER] if self._model.adapters else []), *settings]
 
   def _changed(self, name: str, value: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class InteractivePrompt:
     if isinstance(self._job, Generation):
       entries |= {f":{name}": text for name, text in _SETTINGS_COMMANDS.items()}
       entries |= {f":{name} VALUE": text for name, (_, text) in OPTIONS.items()}
-      entries[f":{STOP} TEXT"] = r"end the output before this text (\n: newline); no text: remove it"
+      entries |= {f":{name} TEXT": f"{text.partition(';')[0]}; no text: remove it" for name, text in TEXTS.items()}
     width = max(map(len, entries))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in entries.items())
 

@@ -19,6 +19,7 @@ _DEFAULT_LENGTH = 128
 _THEIR_NAMES = {
   "num_beams": "beams", "max_new_tokens": "max_length", "min_new_tokens": "min_length", "do_sample": "temperature",
   "num_return_sequences": "n_best", "no_repeat_ngram_size": "no_repeat_ngram", "forced_bos_token_id": "forced_first",
+  "bad_words_ids": "forbidden", "suppress_tokens": "forbidden",
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def decode_settings(
   r"""Returns the settings and the stop texts.
 
   given: fields of DecodeSettings, and stop texts under `stop`, in which \n and \t may be escaped. A forced token may be
-    a text, such as de_DE.
+    a text, such as de_DE; forbidden sequences may be texts.
   positions: the number of learned positions of the model, if it has them.
 
   The search ends early if a stop text is generated in its canonical tokenization; callers also cut outputs at the
@@ -53,6 +54,8 @@ def decode_settings(
       raise InvalidSetting(f"unknown setting {name}", nearest=closest, known=", ".join(OPTIONS))
   if not 0 <= fields.get("seed", 0) < 2**32:
     raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
+  if "forbidden" in fields:
+    fields["forbidden"] = _sequences(fields["forbidden"], vocabulary)
   if isinstance(fields.get("forced_first"), str):
     fields["forced_first"] = _token(fields["forced_first"], vocabulary)
   fields.setdefault("method", _method(fields))
@@ -80,6 +83,17 @@ def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the options that a method uses, to keep when switching to it."""
   others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}
   return {name: value for name, value in given.items() if name not in others.get(method, ())}
+
+
+def _sequences(given: Sequence[Any], vocabulary: _Encoder) -> tuple[tuple[int, ...], ...]:
+  """Returns the token ids of sequences that may be texts; raises InvalidSetting for a text that has no tokens."""
+  found = []
+  for entry in [given] if isinstance(given, str) else given:
+    ids = vocabulary.encode(entry) if isinstance(entry, str) else entry
+    if isinstance(entry, str) and (not ids or vocabulary.unk_id in ids):
+      raise InvalidSetting(f"forbidden={entry!r} is invalid", expected="texts of the vocabulary, or lists of token ids")
+    found.append(tuple(ids))
+  return tuple(found)
 
 
 def _token(text: str, vocabulary: _Encoder) -> int:

@@ -13,7 +13,14 @@ from t5like.decoding.beams import beam_search
 from t5like.decoding.ending import NO_TOKEN, Endings
 from t5like.decoding.outputs import Decoded
 from t5like.decoding.settings import DecodeSettings
-from t5like.decoding.shaping import filter_logits, forbid, forbid_repeated_ngrams, force, penalize_repetition
+from t5like.decoding.shaping import (
+  filter_logits,
+  forbid,
+  forbid_repeated_ngrams,
+  forbid_sequences,
+  force,
+  penalize_repetition,
+)
 
 # (tokens [rows], cache) -> (logits [rows, vocab] of the next tokens, updated cache)
 Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -33,9 +40,9 @@ class SearchContext:
   prompt_tokens: jax.Array  # [batch, n]: also count as repeated; NO_TOKEN on padding, which precedes them
 
   def process_logits(self, logits: jax.Array, written: jax.Array, position: jax.Array) -> jax.Array:
-    """Applies the rules on repetitions, lengths and forced tokens to logits or log-probabilities [rows, vocab]."""
+    """Applies the rules on repetitions, lengths and single tokens to logits or log-probabilities [rows, vocab]."""
     settings, endings = self.settings, self.endings
-    if settings.repetition_penalty != 1.0 or settings.no_repeat_ngram:
+    if settings.repetition_penalty != 1.0 or settings.no_repeat_ngram or settings.forbidden:
       generated = endings.output(written)
       generated = jnp.where(jnp.arange(generated.shape[1])[None, :] < position, generated, NO_TOKEN)
       prompts = jnp.repeat(self.prompt_tokens, len(generated) // len(self.prompt_tokens), axis=0)
@@ -44,6 +51,8 @@ class SearchContext:
         logits = penalize_repetition(logits, seen, settings.repetition_penalty)
       if settings.no_repeat_ngram:
         logits = forbid_repeated_ngrams(logits, seen, prompts.shape[1] + position, settings.no_repeat_ngram)
+      if settings.forbidden:
+        logits = forbid_sequences(logits, seen, prompts.shape[1] + position, settings.forbidden)
     if settings.min_length > 0 and endings.eos_id is not None:
       logits = forbid(logits, endings.eos_id, position < settings.min_length)
     if settings.forced_first is not None:

@@ -25,6 +25,7 @@ class DecodeSettings:
   stop_sequences      sequences of token ids that end an output, like the end of sequence
   repetition_penalty  above 1, tokens of the prompt and the output become less likely (Keskar et al. 2019, 4.1)
   no_repeat_ngram     no sequence of this many tokens occurs twice in prompt and output (Paulus et al. 2017); 0: any may
+  forbidden           sequences of token ids that no output contains
   forced_first        the id of the first token, such as BART's <s> or a language code; None: any
   forced_end          an output that reaches max_length ends there with the end of sequence
 
@@ -52,6 +53,7 @@ class DecodeSettings:
   stop_sequences: tuple[tuple[int, ...], ...] = ()
   repetition_penalty: float = 1.0
   no_repeat_ngram: int = 0
+  forbidden: tuple[tuple[int, ...], ...] = ()
   forced_first: int | None = None
   forced_end: bool = False
   temperature: float = 1.0
@@ -66,8 +68,9 @@ class DecodeSettings:
   n_best: int = 1
 
   def __post_init__(self):
-    sequences = tuple(tuple(int(token) for token in sequence) for sequence in self.stop_sequences)
-    object.__setattr__(self, "stop_sequences", sequences)
+    for field in ("stop_sequences", "forbidden"):
+      sequences = tuple(tuple(int(token) for token in sequence) for sequence in getattr(self, field))
+      object.__setattr__(self, field, sequences)
     for field, choices in (("method", METHODS), ("penalty_form", PENALTY_FORMS), ("early_stopping", EARLY_STOPPING)):
       value = getattr(self, field)
       if value not in choices:
@@ -97,9 +100,9 @@ class DecodeSettings:
     self._check(
       "temperature", 0.0 < self.temperature < math.inf, 'above 0; use method="greedy" for the likeliest tokens'
     )
-    self._check(
-      "stop_sequences", all(s and min(s) >= 0 for s in self.stop_sequences), "nonempty sequences of token ids"
-    )
+    for field in ("stop_sequences", "forbidden"):
+      valid = all(sequence and min(sequence) >= 0 for sequence in getattr(self, field))
+      self._check(field, valid, "nonempty sequences of token ids")
 
   def _check(self, field: str, valid: bool, expected: str):
     if not valid:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -23,6 +25,21 @@ def forbid(logits: jax.Array, token: int, where: jax.Array) -> jax.Array:
   """Forbids `token` in the rows where the condition [] or [rows] holds."""
   is_token = jnp.arange(logits.shape[1])[None, :] == token
   return jnp.where(is_token & jnp.broadcast_to(where, logits.shape[:1])[:, None], FORBIDDEN, logits)
+
+
+def forbid_sequences(
+  logits: jax.Array, tokens: jax.Array, length: jax.Array, sequences: Sequence[tuple[int, ...]]
+) -> jax.Array:
+  """Forbids tokens that would complete one of `sequences` after the first `length` [] of `tokens` [rows, most]."""
+  longest = max(map(len, sequences)) - 1
+  before = jnp.pad(tokens, ((0, 0), (longest, 0)), constant_values=-1)  # its entry i + longest is token i
+  newest = jax.lax.dynamic_slice_in_dim(before, length, longest, axis=1)
+  scatter = jax.vmap(lambda row, at: row.at[at].set(FORBIDDEN, mode="drop"))
+  for size in sorted({len(sequence) for sequence in sequences}):
+    same = jnp.asarray([sequence for sequence in sequences if len(sequence) == size], jnp.int32)  # [count, size]
+    completes = jnp.all(newest[:, None, longest - size + 1 :] == same[None, :, :-1], axis=2)  # [rows, count]
+    logits = scatter(logits, jnp.where(completes, same[None, :, -1], logits.shape[1]))
+  return logits
 
 
 def force(logits: jax.Array, token: int, where: jax.Array) -> jax.Array:

@@ -110,9 +110,12 @@ class Generator:
 
   def _check(self, prompts: Prompts, settings: DecodeSettings) -> None:
     config, positions = self.model.config, position_limit(self.model.config, learned_tokens(self.model))
-    for sequence in settings.stop_sequences:
-      if max(sequence) >= config.vocab_size:
-        raise UserError(f"the stop sequence {sequence} has ids outside the vocabulary", vocabulary=config.vocab_size)
+    for kind, sequences in (("stop", settings.stop_sequences), ("forbidden", settings.forbidden)):
+      for sequence in sequences:
+        if max(sequence) >= config.vocab_size:
+          raise UserError(
+            f"the {kind} sequence {sequence} has ids outside the vocabulary", vocabulary=config.vocab_size
+          )
     if settings.forced_first is not None and settings.forced_first >= config.vocab_size:
       raise UserError(f"forced_first={settings.forced_first} is outside the vocabulary", vocabulary=config.vocab_size)
     longest = prompts.get("decoder_input_tokens", prompts.get("decoder_prompt_tokens", np.zeros((1, 0)))).shape[1] + 1

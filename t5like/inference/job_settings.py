@@ -58,7 +58,8 @@ class Generate:
 
   def identity(self, model: Model) -> dict[str, Any]:
     settings, stops = self.settings(model)
-    later = {"no_repeat_ngram": 0, "forced_first": None, "forced_end": False}  # earlier outputs do not have these
+    # Earlier outputs do not have these.
+    later = {"no_repeat_ngram": 0, "forbidden": (), "forced_first": None, "forced_end": False}
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if (name, value) not in later.items()}
     languages = {"languages": list(model.given_languages)} if model.given_languages else {}
     return {"job": "generate", **fields, **languages, "stop": list(stops)}

@@ -7,7 +7,7 @@ its options are ignored.
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
     return {}
   hf = read_json(path)
   try:
-    return _from_hf(hf, encoder_decoder)
+    return _from_hf(hf, encoder_decoder) | _forbidden(hf, ends_of(folder))
   except ValueError as error:
     raise UserError(f"invalid {error} in {path}") from None
 
@@ -57,6 +57,18 @@ def _from_hf(hf: Mapping[str, Any], encoder_decoder: bool) -> dict[str, Any]:
   return found
 
 
+def _forbidden(hf: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
+  """Returns the sequences of bad_words_ids and suppress_tokens; as in transformers, an end alone is no bad word."""
+  words, tokens = hf.get("bad_words_ids") or [], hf.get("suppress_tokens") or []
+  for name, ids in (("bad_words_ids", words), ("suppress_tokens", [tokens])):
+    lists = isinstance(ids, list) and all(isinstance(sequence, list) for sequence in ids)
+    if not lists or not all(type(token) is int and 0 <= token < _MOST for sequence in ids for token in sequence):
+      raise ValueError(f"{name}: {str(hf[name])[:60]}")
+  sequences = [tuple(word) for word in words if word and word not in [[end] for end in ends]]
+  sequences += [(token,) for token in tokens]
+  return {"forbidden": tuple(dict.fromkeys(sequences))} if sequences else {}
+
+
 def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: bool) -> None:
   """Writes generation_config.json for the model in `folder`; its ids are those of config.json.
 
@@ -72,6 +84,8 @@ def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: b
     "forced_first": "forced_bos_token_id", "length_penalty": "length_penalty",
   }  # fmt: skip
   hf |= {theirs: decoding[ours] for ours, theirs in names.items() if decoding.get(ours) is not None}
+  if decoding.get("forbidden"):
+    hf["bad_words_ids"] = [list(sequence) for sequence in decoding["forbidden"]]
   if decoding.get("forced_end"):
     hf["forced_eos_token_id"] = config.get("eos_token_id")
   if "early_stopping" in decoding:

@@ -63,7 +63,7 @@ def test_defaults():
   """As documented, with T5X's penalty and stopping."""
   assert dataclasses.asdict(DecodeSettings()) == dict(
     method="greedy", max_length=128, min_length=0, stop_sequences=(), repetition_penalty=1.0, no_repeat_ngram=0,
-    forced_first=None, forced_end=False, temperature=1.0, top_k=0,
+    forbidden=(), forced_first=None, forced_end=False, temperature=1.0, top_k=0,
     top_p=1.0, min_p=0.0, seed=0, beams=None, length_penalty=0.6, penalty_form="gnmt", early_stopping="never", n_best=1,
   )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""The search for the largest entries of long rows, compared with one sort."""
+"""Forbidden sequences; the search for the largest entries of long rows, compared with one sort."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.decoding.shaping import largest
+from t5like.decoding.shaping import forbid_sequences, largest
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 5), (8193, 8), (10_001, 3)])
@@ -16,3 +16,16 @@ def test_largest_entries_and_their_order_in_ties(n, k):
     np.testing.assert_array_equal(got, expected)
   order = np.argsort(-x[0], kind="stable")[:k]
   np.testing.assert_array_equal(largest(jnp.asarray(x), k)[1][0], order)
+
+
+def test_sequences_are_forbidden_where_their_beginning_was_generated():
+  """Compared with transformers' rule, token by token: padding before the tokens matches nothing."""
+  rng = np.random.default_rng(0)
+  sequences = [(3,), (1, 2), (2, 2), (0, 1, 2), (4, 4, 4, 0), (1,)]
+  tokens = np.concatenate([np.full((64, 2), -1), rng.integers(0, 5, (64, 6))], axis=1).astype(np.int32)
+  for length in range(2, 9):
+    found = forbid_sequences(jnp.zeros((64, 5)), jnp.asarray(tokens), jnp.int32(length), sequences)
+    for row, logits in zip(tokens.tolist(), np.asarray(found), strict=True):
+      seen = [-1, -1, *row[:length]]
+      expected = {s[-1] for s in sequences if len(s) == 1 or seen[len(seen) - len(s) + 1 :] == list(s[:-1])}
+      assert set(np.flatnonzero(np.isinf(logits))) == expected

@@ -106,11 +106,11 @@ def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folde
 def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
   folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
   settings = {"max_new_tokens": 5, "min_new_tokens": 2, "repetition_penalty": 1.8, "no_repeat_ngram_size": 2}
-  settings["eos_token_id"] = [GPT2["eos"], 7]
+  settings |= {"eos_token_id": [GPT2["eos"], 7], "bad_words_ids": [[5, 6], [8]]}
   (folder / "chat_template.jinja").write_text("{{ messages }}")
   (folder / "generation_config.json").write_text(json.dumps(settings))
   model = load(folder)
-  assert len(model.decoding) == 4
+  assert len(model.decoding) == 5
   model.save_hf(tmp_path / "saved")
   assert settings.items() <= json.loads((tmp_path / "saved/generation_config.json").read_text()).items()
   assert (tmp_path / "saved/chat_template.jinja").read_text() == "{{ messages }}"
@@ -125,6 +125,46 @@ def test_a_model_has_a_short_description(models):
 def test_stop_texts_end_outputs(models):
   full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
+
+
+@pytest.mark.parametrize("search", [{}, {"beams": 3}, {"temperature": 1.0}], ids=["greedy", "beam", "sample"])
+@pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
+def test_forbidden_texts_are_not_generated(models, name, made, search):
+  def generate(**more):
+    return models[name].generate(texts_of(made)[0], min_length=6, max_length=6, **search, **more).text.split()
+
+  full = generate()
+  last, pairs = full[-1], [full[i : i + 2] for i in range(5)]
+  one, two = generate(forbidden=last), generate(forbidden=[[int(word[1:]) for word in pairs[-1]]])
+  assert last not in one and pairs[-1] not in [two[i : i + 2] for i in range(5)]
+  if "beams" not in search:  # the same up to what is forbidden
+    at, begin = full.index(last), pairs.index(pairs[-1]) + 1
+    assert one[:at] == full[:at] and two[:begin] == full[:begin]
+
+
+@pytest.mark.parametrize(
+  "given, message", [("", "texts of the vocabulary"), ([[]], "nonempty"), ([[10**6]], "outside the vocabulary")]
+)
+def test_invalid_forbidden_texts_are_refused(models, given, message):
+  with pytest.raises(UserError) as error:
+    models["t5"].generate(texts_of(T5)[0], forbidden=given)
+  assert message in error.value.render()
+
+
+def test_bad_words_and_suppressed_tokens_of_a_folder_are_forbidden(models, folders, tmp_path):
+  text = texts_of(GPT2)[0]
+  full = models["gpt2"].generate(text, max_length=6).text.split()
+  folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
+  first, other = int(full[0][1:]), 5
+  settings = {"bad_words_ids": [[GPT2["eos"]], [other]], "suppress_tokens": [first], "eos_token_id": GPT2["eos"]}
+  (folder / "generation_config.json").write_text(json.dumps(settings))
+  model = load(folder)
+  assert model.decoding == {"forbidden": ((other,), (first,))}  # an end alone is no bad word
+  assert full[0] not in model.generate(text, max_length=6).text.split()
+  assert model.generate(text, max_length=6, forbidden=[]).text.split() == full
+  (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [3]}))
+  with pytest.raises(UserError, match="invalid bad_words_ids"):
+    load(folder).generate(text)
 
 
 @pytest.mark.slow
