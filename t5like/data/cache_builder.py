@@ -405,6 +405,7 @@ def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[
     if path.name not in expected:
       path.unlink()
   if folder.exists():
+    shutil.rmtree(building / "replaced", ignore_errors=True)  # of an attempt that was killed here
     folder.rename(building / "replaced")
   cache.rename(folder)
   shutil.rmtree(building, ignore_errors=True)

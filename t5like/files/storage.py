@@ -92,10 +92,12 @@ def check_reachable(path: str | os.PathLike[str], what: str) -> None:
 
 
 def matching(pattern: str) -> list[str]:
-  """Returns the local or remote files that match a pattern such as `news/*.jsonl.gz`."""
+  """Returns the local or remote files that match a pattern such as `news/*.jsonl.gz`; `**` are folders of any depth."""
   path = as_path(pattern)
   if not is_remote(path):
-    return glob.glob(str(path))
+    if path.is_dir():
+      raise UserError(f"{pattern} is a folder", try_=f"its files: '{pattern.rstrip('/')}/*'")
+    return [found for found in glob.glob(str(path), recursive=True) if not os.path.isdir(found)]
   check_reachable(path, "the files")
   top = as_path(f"{path.scheme}://{path.bucket}")
   return [str(found) for found in top.glob(str(path.relative_to(top)))]

@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import socket
+from pathlib import Path
 
 import jax
 from jax.experimental import multihost_utils
@@ -163,13 +164,21 @@ def config_hash(text: str) -> str:
 
 def versions() -> dict[str, str]:
   """Returns the versions that must be the same on all hosts, which must compile the same program."""
-  found = {"t5like": t5like.__version__, "python": platform.python_version()}
+  found = {"t5like": f"{t5like.__version__}+{_source_digest()}", "python": platform.python_version()}
   for package in _PACKAGES:
     try:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       continue
   return found
+
+
+def _source_digest() -> str:
+  """Returns a digest of the package's code: hosts may have checkouts of several commits of one version."""
+  folder, digest = Path(t5like.__file__).parent, hashlib.sha256()
+  for path in sorted(folder.rglob("*.py")):
+    digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+  return digest.hexdigest()[:8]
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import jax
@@ -30,6 +31,20 @@ def run_on_process_zero(action: Callable[[], int]) -> int:
   if failed:
     raise UserError("process 0 failed", because="see its log")
   return int(number)
+
+
+def check_same_on_all_processes(what: str, text: str) -> None:
+  """Raises UserError on all processes unless they all have the same text."""
+  if jax.process_count() == 1:
+    return
+  digest = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint8)
+  found = [bytes(row).hex() for row in multihost_utils.process_allgather(digest)]
+  if len(set(found)) > 1:
+    raise UserError(
+      f"{what} differs between hosts",
+      **{f"process {number}": value for number, value in enumerate(found)},
+      try_="the same files on every host",
+    )
 
 
 def true_on_all_processes(condition: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches,
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
+from t5like.parallel.process_zero import check_same_on_all_processes
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
@@ -197,6 +199,9 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
     evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
   check_evaluation(experiment, evaluated, vocabulary)
+  if not dry_run:
+    contents = [(member.task, member.cache.manifest["shards"]) for member in (*(members or ()), *evaluated)]
+    check_same_on_all_processes("the text of a token cache", json.dumps(contents))
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)

@@ -60,18 +60,21 @@ def train_together(
   def train_alone(n: int) -> TrainingResult:
     return train(experiments[n], signals=signals, goodput=Goodput(True, device_share), end_process=end_process)
 
+  def interrupted() -> bool:
+    return any(getattr(result, "signal", None) is not None for result in results.values())
+
   groups = _groups(experiments, results) if len(experiments) > 1 else [[n] for n in range(len(experiments))]
   for group in groups:
-    if any(getattr(result, "signal", None) is not None for result in results.values()):
-      break
-    if len(group) > 1:
+    if len(group) > 1 and not interrupted():
       goodput = Goodput(True, device_share / len(group))
       found = _result(partial(_train, [experiments[n] for n in group], goodput, signals, end_process))
       if isinstance(found, list):
         results |= dict(zip(group, found, strict=True))
         continue
       say(f"training {len(group)} runs together failed, so they are trained alone: {type(found).__name__}: {found}")
-    results |= {n: _result(partial(train_alone, n)) for n in group}
+    for n in group:
+      if not interrupted():
+        results[n] = _result(partial(train_alone, n))
   return [results.get(n) for n in range(len(experiments))]
 
 

@@ -19,7 +19,7 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
-from t5like.tasks.preparation.members import JSON_ENDINGS, text_documents
+from t5like.tasks.preparation.members import holds_json, text_documents
 
 
 def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -28,7 +28,17 @@ def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[st
   for number, record in json_objects(file):
     if not all(isinstance(record.get(field), str) for field in fields):  # a number or null would fail inside tf.data
       raise file.malformed(number, f"an object with {', '.join(fields)}, all strings", record)
+    _check_unicode(file, number, [record[field] for field in fields])
     yield {field: record[field] for field in fields}
+
+
+def _check_unicode(file: OriginalFile, number: int, texts: Sequence[str]) -> None:
+  """Raises UserError for half of a pair of surrogates, as in "\\ud83d": JSON allows it, UTF-8 does not."""
+  try:
+    "".join(texts).encode()
+  except UnicodeEncodeError as error:
+    found = ascii(error.object[max(0, error.start - 20) : error.end + 20])
+    raise file.malformed(number, "Unicode text", f"half of a surrogate pair in {found}") from None
 
 
 def read_table(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -52,7 +62,7 @@ def read_table(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, st
 def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
   """Yields the documents of a JSON-lines file or a text file, plain or compressed."""
   file = OriginalFile(storage.as_path(path))
-  if file.name.endswith(JSON_ENDINGS):
+  if holds_json(file):
     yield from (record[text_key] for record in read_json_lines(path, [text_key]))
   else:
     yield from (text for _, text in text_documents(file, documents))

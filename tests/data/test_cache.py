@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -175,6 +176,27 @@ def test_a_failed_build_leaves_no_files_and_keeps_the_old_cache(tmp_path):
     write(tmp_path / "c", broken())
   assert [p.name for p in tmp_path.iterdir()] == ["c"]
   assert data.open_cache(tmp_path / "c", rebuild_command="").examples == 2
+
+
+def test_a_build_that_was_killed_while_it_removed_the_old_cache_can_be_repeated(tmp_path, monkeypatch):
+  write(tmp_path / "c", EXAMPLES)
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(cache_builder.shutil, "rmtree", _killed_at_the_end(tmp_path / "c.building"))
+    write(tmp_path / "c", EXAMPLES[:1])
+  assert (tmp_path / "c.building/replaced/cache.json").is_file()
+  assert write(tmp_path / "c", EXAMPLES[:1]).examples == 1
+  assert not (tmp_path / "c.building").exists()
+
+
+def _killed_at_the_end(folder):
+  remove = shutil.rmtree
+
+  def rmtree(path, **options):
+    if path == folder and (folder / "replaced").exists():
+      raise KeyboardInterrupt
+    remove(path, **options)
+
+  return rmtree
 
 
 def test_a_task_without_text_is_refused(tmp_path):

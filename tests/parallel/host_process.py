@@ -13,6 +13,7 @@ import numpy as np
 from t5like import parallel
 from t5like.data import HostShare
 from t5like.errors import UserError
+from t5like.parallel.process_zero import check_same_on_all_processes
 
 
 def collective() -> None:
@@ -40,6 +41,17 @@ def rows(meshes: str) -> None:
     array = parallel.to_global_arrays({"rows": numbers}, mesh)["rows"]
     right = all((np.asarray(shard.data) == np.arange(48)[shard.index]).all() for shard in array.addressable_shards)
     print("rows", *numbers, "right" if right and array.shape == (48,) else "wrong", flush=True)
+
+
+def compare() -> int:
+  """Compares a text that is the same on all hosts, then one that is not."""
+  check_same_on_all_processes("the first text", "text")
+  try:
+    check_same_on_all_processes("the second text", f"text {os.environ['T5LIKE_PROCESS_ID'] == '1'}")
+  except UserError as error:
+    print("refused", error.render().replace("\n", " "), flush=True)
+    return 2
+  return 0
 
 
 def mesh_axes(meshes: str) -> list[parallel.MeshAxes]:
@@ -73,6 +85,8 @@ def main(action: str, config: str, timeout: str) -> int:
     train(os.environ["MESHES"])
   elif action == "rows":
     rows(os.environ["MESHES"])
+  elif action == "compare":
+    return compare()
   elif action == "loop":
     loop()
   elif action == "stop_itself":

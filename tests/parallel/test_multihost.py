@@ -5,6 +5,7 @@ Hosts are processes on this machine, connected over TCP and gloo.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,6 +88,24 @@ def test_four_hosts_connect_and_compute_together():
     assert all(f"process {n} on {socket.gethostname()}: 2 devices" in output for n in range(4))
     assert f"configuration {multihost.config_hash('the same')}" in output and "jaxlib" in output
     assert "sum 1111" in output  # 1 + 10 + 100 + 1000
+
+
+def test_hosts_whose_data_differs_are_refused():
+  with Pod("compare", 2) as pod:
+    outputs = pod.results(status=2)
+  for output in outputs.values():
+    assert "refused the second text differs between hosts" in output and "process 1" in output
+
+
+def test_the_code_is_part_of_the_version(tmp_path, monkeypatch):
+  shutil.copytree(REPOSITORY / "t5like/decoding", tmp_path / "t5like")
+  monkeypatch.setattr(multihost.t5like, "__file__", str(tmp_path / "t5like/__init__.py"))
+  before = multihost.versions()
+  assert before == multihost.versions() and before["t5like"].startswith(f"{multihost.t5like.__version__}+")
+  path = tmp_path / "t5like/beams.py"
+  path.write_text(path.read_text() + "#")
+  after = multihost.versions()
+  assert after["t5like"] != before["t5like"] and {**after, "t5like": ""} == {**before, "t5like": ""}
 
 
 # Axes (data, fsdp, tensor) within a process and across: processes share all rows, or a process has devices of two

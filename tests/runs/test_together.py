@@ -1,5 +1,9 @@
 """Runs of one shape in one program: each leaves what it leaves when trained alone."""
 
+import signal
+import threading
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -112,3 +116,19 @@ def test_the_runs_of_a_group_that_fails_are_trained_alone(pretrain, tmp_path):
     first, second = train_together(runs)
   assert first.step == 1 and checkpoint_steps(tmp_path / "a") == [1]
   assert isinstance(second, UserError) and not checkpoint_steps(tmp_path / "b")
+
+
+def test_a_signal_ends_all_runs_of_a_group_that_is_trained_alone(pretrain, tmp_path):
+  """One directory is in use, so that the runs are trained alone; then the first is interrupted."""
+  runs = [experiment(pretrain, tmp_path / n, "mass_style", SEED=s, TRAIN_STEPS=3000) for s, n in enumerate("abc")]
+
+  def interrupt():
+    while not (tmp_path / "a/metrics.jsonl").exists() or not losses(tmp_path / "a"):
+      time.sleep(0.05)
+    signal.raise_signal(signal.SIGUSR1)
+
+  threading.Thread(target=interrupt, daemon=True).start()
+  with sole_trainer(tmp_path / "c"):
+    first, *others = train_together(runs, signals=[signal.SIGUSR1])
+  assert first.signal == signal.SIGUSR1 and checkpoint_steps(tmp_path / "a")
+  assert others == [None, None] and not (tmp_path / "b").exists()

@@ -7,6 +7,7 @@ the device time. A worker that is killed, or that loses its device, is restarted
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +37,10 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     preparing = children.start([*command, "--prepare_only"])
     status = preparing.wait()
     children.reap(preparing)
+    if status < 0 and children.received_signal is None:
+      name = signal.Signals(-status).name
+      why = ", possibly out of memory" if name == "SIGKILL" else ""
+      print(f"the process that prepares the data was killed by {name}{why}", file=sys.stderr, flush=True)
     if status or children.received_signal is not None:
       return shell_status(status) or 128 + children.received_signal
     if hint := mps_hint():

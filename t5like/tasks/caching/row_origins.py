@@ -12,7 +12,7 @@ from t5like.files import storage
 from t5like.files.data_card import ORIGINS, OriginCounter
 from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
-from t5like.tasks.preparation.members import JSON_ENDINGS
+from t5like.tasks.preparation.members import holds_json
 
 _FILES, _ROWS = 50, 200  # of the sample: files from the whole source, and the first rows of each
 
@@ -35,5 +35,5 @@ def _sample(source: seqio.DataSource, split: str) -> Iterator[Mapping[str, Any]]
   paths = [named] if named else source.list_shards(split) if isinstance(source, seqio.FileDataSource) else []
   files = [OriginalFile(storage.as_path(path)) for path in paths[:: max(1, len(paths) // _FILES)][:_FILES]]
   for file in files:
-    if file.name.endswith(JSON_ENDINGS):
+    if holds_json(file):
       yield from (row for _, row in itertools.islice(json_objects(file), _ROWS))

@@ -6,6 +6,8 @@ CNN/DailyMail, XSum, C4 (`c4-train.00000-of-01024.json.gz`) and Wikipedia are di
 from __future__ import annotations
 
 import functools
+import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +26,28 @@ _OPTIONAL = {
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 TEXT_ENDINGS = (".txt", ".text")
+_OTHER_ENDINGS = (".parquet", ".arrow", ".feather", ".zst", ".lz4", ".br", ".7z", ".tar", ".tgz", ".tfrecord", ".pdf")
 
 # Units of a document in plain text.
 DOCUMENTS = ("line", "paragraph", "file")
+
+
+def holds_json(file: OriginalFile) -> bool:
+  """Returns whether a file has JSON lines, by its ending; without one (part-00000), by its first line."""
+  name = file.name.lower()
+  if name.endswith((*JSON_ENDINGS, *TEXT_ENDINGS)):
+    return name.endswith(JSON_ENDINGS)
+  if name.endswith(_OTHER_ENDINGS):
+    raise UserError(
+      f"cannot read {os.path.splitext(name)[1]} files",
+      file=file,
+      expected="JSON lines or text, plain, .gz, .xz, .bz2 or .zip",
+    )
+  first = next((line for _, line in file.lines() if line.strip()), "")
+  try:
+    return isinstance(json.loads(first), dict)
+  except json.JSONDecodeError:
+    return False
 
 
 def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> list[SourceSplit]:

@@ -16,6 +16,7 @@ from t5like.tasks import registry
 from t5like.tasks.caching import text_pipeline
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.objective_adapter import features
+from t5like.tasks.sources import read_documents
 
 TEXTS = [f"Document {n} has a first sentence. It has {n} more words." + " word" * n for n in range(40)]
 
@@ -119,6 +120,52 @@ def test_text_files_are_split_into_the_requested_documents(tmp_path, documents, 
   (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"One line\nand another.\n\nA second paragraph.\n"))
   task = register_corpus(f"split_by_{documents}", {"train": tmp_path / "a.txt.bz2"}, documents=documents)
   assert len(list(text_pipeline.text_examples(task, "train"))) == expected
+
+
+def texts_of(name, pattern):
+  task = register_corpus(name.replace("-", "_"), {"train": pattern})
+  return [example["targets"] for example in text_pipeline.text_examples(task, "train")]
+
+
+@pytest.mark.parametrize("name", ["a.JSONL", "part-00000", "a.ndjson", "part-00000.gz", "data.out"])
+def test_json_lines_are_recognized_by_ending_or_content(tmp_path, name):
+  content = "\n" + json.dumps({"text": "one"}) + "\n" + json.dumps({"text": "two"})
+  (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+  assert texts_of(f"recognized_{name}", tmp_path / name) == ["one", "two"]
+
+
+def test_text_stays_text(tmp_path):
+  (tmp_path / "a.txt").write_text('{"text": "one"}\n')
+  (tmp_path / "part-00000").write_text("plain\n{}\n")
+  assert texts_of("stays_text", tmp_path / "*") == ['{"text": "one"}', "plain", "{}"]
+
+
+def test_files_in_folders_of_any_depth_are_found(tmp_path):
+  for folder in ("", "a/", "a/b.jsonl/"):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / f"{folder}x.jsonl").write_text(json.dumps({"text": f"in {folder}"}))
+  assert sorted(texts_of("any_depth", f"{tmp_path}/**/*.jsonl")) == ["in ", "in a/", "in a/b.jsonl/"]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.zst"])
+def test_files_of_other_formats_are_refused(tmp_path, name):
+  (tmp_path / name).write_bytes(b"PAR1\xfa")
+  with pytest.raises(UserError) as error:
+    list(read_documents(tmp_path / name, "text", "line"))
+  assert f"cannot read .{name.rpartition('.')[2]} files" in error.value.render()
+
+
+def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path):
+  with pytest.raises(UserError, match="is a folder") as error:
+    texts_of("a_folder", str(tmp_path))
+  assert f"{tmp_path}/*" in error.value.render()
+
+
+def test_half_of_a_surrogate_pair_is_named_with_its_line(tmp_path):
+  (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\U0001f600 fine"}) + '\n{"text": "broken \\ud83d here"}\n')
+  with pytest.raises(UserError) as error:
+    list(read_documents(tmp_path / "a.jsonl", "text", "line"))
+  assert "a.jsonl:2" in error.value.render() and "broken \\ud83d here" in error.value.render()
 
 
 def test_missing_files_are_named(tmp_path):
