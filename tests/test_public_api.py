@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -184,6 +185,20 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   result = t5like.train(t5like.Experiment(**settings), init=params, step=still_step, hooks=[hook])
   assert calls and seen == [1, 2] and result.metrics["stillness"] == 1.0
   jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
+
+
+def test_a_notebook_that_is_interrupted_loses_nothing(settings):
+  def press_stop(state):
+    if int(state.step) == 1:
+      signal.raise_signal(signal.SIGINT)
+
+  experiment = t5like.Experiment(**settings | {"steps": 4})
+  handler = signal.getsignal(signal.SIGINT)
+  with pytest.raises(KeyboardInterrupt, match="saved at step 1"):
+    t5like.train(experiment, hooks=[t5like.Hook(every=1, action=press_stop)])
+  assert signal.getsignal(signal.SIGINT) is handler
+  assert [path.name for path in Path(settings["model_dir"], "checkpoints").iterdir()] == ["1"]
+  assert t5like.train(experiment).step == 4
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from t5like.inference.inside.methods import InsideMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, with_rows_of
 from t5like.inference.results import Candidate, Choice, Filled, Output
-from t5like.inference.rows import listed, numbered_rows
+from t5like.inference.rows import candidate_lists, checked_batch_size, listed, numbered_rows
 from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, TunedDirectory, open_source, weights_digest
 from t5like.inference.vocabulary import find_vocabulary
@@ -211,8 +211,7 @@ class Model(HeadMethods, InsideMethods):
 
     Returns: for each input a list of Choices, most likely first; ties keep their order.
     """
-    each = [candidates] * len(listed(inputs)) if all(isinstance(c, str) for c in candidates) else candidates
-    fields = [{_CHOICES: list(texts)} for texts in each]
+    fields = [{_CHOICES: texts} for texts in candidate_lists(listed(inputs), candidates)]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
     answers = self._answers(job, inputs, batch_size, fields)
     return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
@@ -229,7 +228,7 @@ class Model(HeadMethods, InsideMethods):
     prompt: the name of a prompt of a sentence-transformers folder, such as "query"; None: its default.
     """
     job = Embedding(self, Limits(truncate=truncate), pooling, prompt)
-    return _like_input(texts, job.all_vectors(numbered_rows(listed(texts)), batch_size))
+    return _like_input(texts, job.all_vectors(numbered_rows(listed(texts)), checked_batch_size(batch_size)))
 
   def pooled(self, pooling: str = "mean") -> Model:
     """Returns the model with an EmbeddingHead that pools its last states, for evaluation and `save_hf`."""
@@ -409,8 +408,7 @@ class Model(HeadMethods, InsideMethods):
     self, job: Job, texts: Texts, batch_size: int, fields: Sequence[Mapping[str, Any]] | None = None
   ) -> list[Answer]:
     texts = listed(texts)
-    if not isinstance(batch_size, int) or batch_size < 1:
-      raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
+    batch_size = checked_batch_size(batch_size)
     if fields is not None and len(fields) != len(texts):
       raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
     return answer_all(job, numbered_rows(texts, fields), batch_size)

@@ -17,6 +17,7 @@ from t5like.data.layouts import LAYOUTS, Examples
 from t5like.inference.batching import BatchPlanner, BatchShape, RowBatch
 from t5like.inference.generation import shard_batch
 from t5like.inference.memory import MemoryCheckedFunction, NotEnoughMemory, answer_in_parts
+from t5like.inference.rows import checked_batch_size
 from t5like.objectives import Lengths, Ragged
 
 
@@ -40,7 +41,7 @@ class CandidateScorer:
     self._mesh = mesh
     self._start_id = start_id
     batch_shards = parallel.row_shards(mesh.shape)
-    self._planner = BatchPlanner(-(-batch_size // batch_shards) * batch_shards, batch_shards)
+    self._planner = BatchPlanner(-(-checked_batch_size(batch_size) // batch_shards) * batch_shards, batch_shards)
     self._score = MemoryCheckedFunction(self._traced, mesh, static_argnames=("targets",))
 
   def __call__(

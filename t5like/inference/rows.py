@@ -41,10 +41,28 @@ class Row:
 
 def listed(texts: str | Sequence[str]) -> list[str]:
   """Returns one text or several as a list."""
+  if not isinstance(texts, Iterable) or isinstance(texts, Mapping | bytes):
+    raise UserError(f"not a text: {texts!r}", expected="a string, or a list of strings")
   found = [texts] if isinstance(texts, str) else list(texts)
   if wrong := [text for text in found if not isinstance(text, str)]:
     raise UserError(f"not a text: {wrong[0]!r}", expected="a string, or a list of strings")
   return found
+
+
+def candidate_lists(texts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+  """Returns the candidates of each text, from one list for all or one for each."""
+  if isinstance(candidates, str) or not isinstance(candidates, Iterable):
+    raise UserError(f"not a list of candidates: {candidates!r}", expected="a list of strings, or one for each input")
+  candidates = list(candidates)
+  if all(isinstance(candidate, str) for candidate in candidates):
+    return [candidates] * len(texts)
+  return [listed(each) for each in candidates]
+
+
+def checked_batch_size(batch_size: int) -> int:
+  if not isinstance(batch_size, int) or batch_size < 1:
+    raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
+  return batch_size
 
 
 def numbered_rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:

@@ -293,6 +293,11 @@ def open_source(
     return _open_hugging_face(folder, changes)
   if not storage.is_remote(folder) and (found := _open_recurrent(folder, changes)):
     return found
+  if (folder / "adapter_config.json").is_file():
+    raise UserError(
+      f"{folder} is an adapter of peft, not a model",
+      try_=f"t5like convert from_peft {folder} NEW_FOLDER --base=MODEL, then load(NEW_FOLDER)",
+    )
   raise UserError(
     f"no model in {folder}" if folder.exists() else f"no such folder: {folder}",
     found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",

@@ -1,7 +1,7 @@
 """The decoding settings of a Hugging Face folder: generation_config.json, or older fields of config.json.
 
-Their lengths of an encoder-decoder count its start token, ours do not. Sampling is left to the user: `do_sample` and
-its options are ignored.
+Their lengths of an encoder-decoder count its start token, ours do not; those of a decoder count the prompt and are
+ignored. Sampling is left to the user: `do_sample` and its options are ignored.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5like.console import warn
 from t5like.errors import UserError
 from t5like.interop.tensor_folders import read_json
 
@@ -19,6 +20,12 @@ _TEMPLATE = "chat_template.jinja"
 _EARLY_STOPPING = {True: "first", False: "heuristic", "never": "never"}
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _MOST = 2**31
+# Settings that change outputs and that we do not have, with the values that have no effect.
+_IGNORED = {
+  "begin_suppress_tokens": [], "sequence_bias": {}, "exponential_decay_length_penalty": [], "guidance_scale": 1,
+  "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0,
+  "penalty_alpha": 0, "force_words_ids": [], "forced_decoder_ids": [], "watermarking_config": {},
+}  # fmt: skip
 
 
 def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
@@ -27,6 +34,8 @@ def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
   if path is None:
     return {}
   hf = read_json(path)
+  if ignored := [f"{name} = {hf[name]}" for name, default in _IGNORED.items() if hf.get(name) not in (None, default)]:
+    warn(f"{path}: ignored {', '.join(ignored)}")
   try:
     return _from_hf(hf, encoder_decoder) | _forbidden(hf, ends_of(folder))
   except ValueError as error:
@@ -45,16 +54,16 @@ def _from_hf(hf: Mapping[str, Any], encoder_decoder: bool) -> dict[str, Any]:
   found["forced_end"] = hf.get("forced_eos_token_id") is not None
   defaults = {"no_repeat_ngram": 0, "repetition_penalty": 1.0, "forced_end": False, "min_length": 0}
   found = {name: value for name, value in found.items() if name not in defaults or value != defaults[name]}
-  if (first := _whole(hf, "forced_bos_token_id")) is not None:
+  # Of a decoder it is forced only after a prompt of one token.
+  if encoder_decoder and (first := _whole(hf, "forced_bos_token_id")) is not None:
     found["forced_first"] = first
-  beams = _whole(hf, "num_beams") or 1
-  if beams > 1:
-    stopping = hf.get("early_stopping") or False
-    if stopping not in _EARLY_STOPPING:
-      raise ValueError(f"early_stopping: {str(stopping)[:60]}")
-    found |= {"method": "beam", "beams": beams, "early_stopping": _EARLY_STOPPING[stopping]}
-    found |= {"length_penalty": _number(hf, "length_penalty", 1.0), "penalty_form": "power"}
-  return found
+  beams, stopping = _whole(hf, "num_beams") or 1, hf.get("early_stopping") or False
+  if not isinstance(stopping, str | bool) or stopping not in _EARLY_STOPPING:
+    raise ValueError(f"early_stopping: {str(stopping)[:60]}")
+  found |= {"method": "beam", "beams": beams} if beams > 1 else {"method": "greedy"}
+  # Also without beams: they are how a user's beam search ranks.
+  found |= {"early_stopping": _EARLY_STOPPING[stopping], "penalty_form": "power"}
+  return found | {"length_penalty": _number(hf, "length_penalty", 1.0)}
 
 
 def _forbidden(hf: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:

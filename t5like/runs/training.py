@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +37,7 @@ def train(
   step: StepFunction | None = None,
   hooks: Sequence[Hook] = (),
   *,
-  signals: Sequence[int] = (),
+  signals: Sequence[int] | None = None,
   goodput: Goodput | None = None,
   end_process: Callable[[int], object] | None = None,
 ) -> TrainingResult:
@@ -46,7 +48,8 @@ def train(
     init: initial parameters of a run without a checkpoint: a loaded model, or a tree of parameters.
     step: replaces `training.train_step`: (model, optimizer, settings, state, batch) -> (state, metrics).
     hooks: run after steps, such as `Hook(every=100, action=lambda state: ...)`.
-    signals: such as (SIGTERM,), stop the run after the current step and a checkpoint; none by default.
+    signals: such as (SIGTERM,), stop the run after the current step and a checkpoint. None: so does Ctrl-C, or the stop
+      button of a notebook, and then raises KeyboardInterrupt; a second one ends the run at once.
     goodput: accounts for wall time; from the start of this call by default.
     end_process: such as `os._exit`, ends the process if the run is stalled (status 124) or another run has taken over
       the directory (1). Without it, as in a notebook, a stall is reported, and a lost directory is an error at the next
@@ -72,7 +75,12 @@ def train(
     if prepared.stream:
       opened.callback(prepared.stream.close)
     say(str(prepared.card))
-    return Trainer(prepared, goodput, step_file, step, hooks, signals, lock, end_process).run()
+    by_default = (signal.SIGINT,) if threading.current_thread() is threading.main_thread() else ()
+    chosen = by_default if signals is None else signals
+    result = Trainer(prepared, goodput, step_file, step, hooks, chosen, lock, end_process).run()
+  if signals is None and result.signal is not None:
+    raise KeyboardInterrupt(f"stopped and saved at step {result.step}")
+  return result
 
 
 def dry_run(experiment: Experiment) -> PreparedRun:

@@ -123,6 +123,21 @@ def test_a_headless_checkpoint_starts_a_model_with_a_head_and_back(tmp_path, voc
   assert statuses(fates, "mlm_head/") == {"new"} and statuses(fates, "head/") == {"left out"}
 
 
+def test_the_other_form_of_gelu_is_accepted_and_named(tmp_path, vocabulary, capsys):
+  """Hugging Face's BERT computes the exact one, Google's an approximation; other activations are other models."""
+  source = bert(activation="gelu_erf")
+  checkpoint = save(tmp_path / "erf", source, initial(source), vocabulary)
+  found, fates, _ = start(checkpoint, bert(activation="gelu"), vocabulary)
+  np.testing.assert_array_equal(found["pooler/kernel"], initial(source)["pooler"]["kernel"])
+  assert {status for _, status in fates} == {"taken"}
+  assert "--gin.TransformerConfig.activation=gelu_erf" in capsys.readouterr().err
+  start(checkpoint, source, vocabulary)
+  assert not capsys.readouterr().err
+  with pytest.raises(UserError) as error:
+    start(checkpoint, bert(activation="relu"), vocabulary)
+  assert error.value.lines["try"] == "--gin.TransformerConfig.activation=gelu_erf"
+
+
 def test_a_causal_decoder_starts_a_prefix_lm(tmp_path, vocabulary):
   """Unless its relative position bias has other buckets then."""
 

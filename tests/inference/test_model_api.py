@@ -110,12 +110,55 @@ def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
   (folder / "chat_template.jinja").write_text("{{ messages }}")
   (folder / "generation_config.json").write_text(json.dumps(settings))
   model = load(folder)
-  assert len(model.decoding) == 5
+  assert len(model.decoding) == 9
   model.save_hf(tmp_path / "saved")
   assert settings.items() <= json.loads((tmp_path / "saved/generation_config.json").read_text()).items()
   assert (tmp_path / "saved/chat_template.jinja").read_text() == "{{ messages }}"
   again = load(tmp_path / "saved")
   assert again.decoding == model.decoding and again.source.configured_eos_ids() == {GPT2["eos"], 7}
+
+
+def test_beams_of_a_folder_rank_as_in_transformers(models, folders, tmp_path):
+  """Also without num_beams in its settings: by the mean over tokens, not with T5X's penalty."""
+  text = texts_of(GPT2)[0]
+  full = models["gpt2"].generate(text, beams=3, n_best=3, max_length=6)
+  same = models["gpt2"].generate(
+    text, beams=3, n_best=3, max_length=6, length_penalty=1.0, penalty_form="power", early_stopping="heuristic"
+  )
+  assert full == same and models["gpt2"].decoding["penalty_form"] == "power"
+  folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
+  (folder / "generation_config.json").write_text(json.dumps({"length_penalty": 0.5, "early_stopping": True}))
+  other = load(folder)
+  assert (other.decoding["length_penalty"], other.decoding["early_stopping"]) == (0.5, "first")
+  assert other.generate(text, max_length=6) == models["gpt2"].generate(text, max_length=6)  # greedy
+
+
+def test_settings_of_a_folder_that_have_no_equivalent_are_named(folders, tmp_path, capsys):
+  folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
+  settings = {"begin_suppress_tokens": [3], "guidance_scale": 1.0, "forced_bos_token_id": 4, "penalty_alpha": None}
+  (folder / "generation_config.json").write_text(json.dumps(settings))
+  assert "forced_first" not in load(folder).decoding  # a decoder's prompt is its beginning
+  assert "ignored begin_suppress_tokens = [3]\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [None, 5, {"text": "a"}, b"a", ["a", None]])
+@pytest.mark.parametrize("call", ["generate", "score", "embed"])
+def test_what_is_no_text_is_refused(models, call, given):
+  with pytest.raises(UserError, match="not a text"):
+    getattr(models["gpt2"], call)(given)
+
+
+@pytest.mark.parametrize("size", [0, -1, "8", 2.5])
+def test_an_invalid_batch_size_is_refused(models, size):
+  for call in (models["bert"].embed, models["gpt2"].score, models["t5"].generate):
+    with pytest.raises(UserError, match="batch_size"):
+      call(["w3", "w4"], batch_size=size)
+
+
+def test_candidates_are_lists(models):
+  for candidates in ("bc", 5, [["w3"], 5]):
+    with pytest.raises(UserError, match="not a "):
+      models["t5"].rank(["w3", "w4"], candidates)
 
 
 def test_a_model_has_a_short_description(models):
@@ -159,7 +202,7 @@ def test_bad_words_and_suppressed_tokens_of_a_folder_are_forbidden(models, folde
   settings = {"bad_words_ids": [[GPT2["eos"]], [other]], "suppress_tokens": [first], "eos_token_id": GPT2["eos"]}
   (folder / "generation_config.json").write_text(json.dumps(settings))
   model = load(folder)
-  assert model.decoding == {"forbidden": ((other,), (first,))}  # an end alone is no bad word
+  assert model.decoding["forbidden"] == ((other,), (first,))  # an end alone is no bad word
   assert full[0] not in model.generate(text, max_length=6).text.split()
   assert model.generate(text, max_length=6, forbidden=[]).text.split() == full
   (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [3]}))
@@ -300,7 +343,7 @@ def test_a_saved_run_need_not_have_used_all_macros(models, tmp_path):
   config = tmp_path / "first/config.gin"
   experiment = load(tmp_path / "first").experiment
   used = re.sub(r"%(INIT_FROM|DECODING)", "None", experiment.config_text)
-  config.write_text(re.sub(r"(?m)^(INIT_FROM|DECODING) = .*$", "", used).replace("train.decoding = None", ""))
+  config.write_text(re.sub(r"(?m)^(INIT_FROM|DECODING) = .*(\n .*)*$", "", used).replace("train.decoding = None", ""))
   load(tmp_path / "first").save(tmp_path / "second")
   assert load(tmp_path / "second").generate("w3 w4") == models["t5"].generate("w3 w4")
 

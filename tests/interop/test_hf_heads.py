@@ -51,6 +51,14 @@ def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
   found = [list(label.probabilities.values()) for label in model.classify(texts)]
   np.testing.assert_allclose(found, jax.nn.softmax(golden["logits"]), rtol=1e-4)
   assert model.classify("").probabilities
+  one, two = (" ".join(text.split()[:4]) for text in texts[:2])
+  pair = model.classify((one, two))
+  for same in ([(one, two)], [[one, two]], [{"text": one, "text_pair": two}]):
+    assert model.classify(same) == [pair]
+  assert model.classify({"text": one}) == model.classify(one) != pair
+  for wrong in ([(texts[0], None)], [("a", "b", "c")], [{"texts": "a"}], [None], [5], [()]):
+    with pytest.raises(t5like.errors.UserError, match="not a text or a pair"):
+      model.classify(wrong)
   model.save_hf(tmp_path / "saved")
   again = t5like.load(tmp_path / "saved")
   assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5like.errors import UserError
@@ -27,12 +27,12 @@ class HeadMethods:
 
   def classify(
     self,
-    texts: str | Pair | Sequence[str | Pair],
+    texts: str | Pair | Mapping[str, str] | Sequence[str | Pair | Mapping[str, str]],
     batch_size: int = _BATCH,
     truncate: bool = False,
     threshold: float = 0.5,
   ) -> Label | Labels | float | list[Label] | list[Labels] | list[float]:
-    """Classifies texts, or pairs of texts (tuples), with the model's head.
+    """Classifies texts, or pairs of texts (tuples, or dicts with text and text_pair), with the model's head.
 
     Returns: a Label with the probabilities of all classes; Labels with those of at least `threshold` if a text may have
     several; a number if the head was trained on scores.
@@ -40,12 +40,12 @@ class HeadMethods:
     job = self._labeling(
       "classify", ("classification", "multi_label", "regression"), truncate, label_threshold=threshold
     )
-    given = [texts] if isinstance(texts, str | tuple) else list(texts)
-    pairs = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in given]
+    single = isinstance(texts, str | tuple | Mapping)
+    pairs = [_pair(entry) for entry in ([texts] if single else texts)]
     fields = [{"second": pair[1]} if len(pair) == 2 else {} for pair in pairs]
     answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
     found = [_KINDS[job.form](**answer) if job.form in _KINDS else answer["value"] for answer in answers]
-    return found[0] if isinstance(texts, str | tuple) else found
+    return found[0] if single else found
 
   def tag(
     self, texts: Texts | Sequence[Sequence[str]], batch_size: int = _BATCH, truncate: bool = False
@@ -98,3 +98,13 @@ class HeadMethods:
       head = type(self.module.head).__name__
       raise UserError(f"{method} does not support a {head}", try_=_METHODS.get(job.form, "t5like infer"))
     return job
+
+
+def _pair(entry: Any) -> tuple[str, ...]:
+  """Returns the one or two texts of an entry of `classify`."""
+  if isinstance(entry, Mapping) and set(entry) <= {"text", "text_pair"} and "text" in entry:
+    entry = [entry["text"], *([entry["text_pair"]] if entry.get("text_pair") is not None else [])]
+  texts = (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
+  if len(texts) not in (1, 2) or not all(isinstance(text, str) for text in texts):
+    raise UserError(f"not a text or a pair of texts: {entry!r}", expected="a string, or a tuple of two")
+  return texts

@@ -27,6 +27,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from t5like.console import warn
 from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.finetuning.distillation import LEARNED
@@ -122,6 +123,11 @@ def adapt(
   plan = _Plan(stored, wanted, saved, fingerprint, known, getattr(model, "head", None), vocabulary, options)
   if same and plan.changes_nothing() and plan.fingerprint == saved:
     return source
+  if plan.other_gelu:
+    warn(
+      f"{source} has the other form of gelu (exact or Google's approximation, less than 0.0005 apart); for its own: "
+      f"--gin.TransformerConfig.activation={saved['activation']}"
+    )
 
   def read() -> dict[str, np.ndarray]:
     # load_parameters compares checksums: restore_state does so only for a checkpoint that it reads itself.
@@ -181,6 +187,8 @@ class _Plan:
     self._stored, self._wanted, self._options = stored, wanted, options
     # A field that is not in a fingerprint has its default value.
     free = _FREE_FIELDS if saved.get("positions") == "relative_bias" else (*_FREE_FIELDS, "prefix_lm")
+    self.other_gelu = {saved.get("activation"), current.get("activation")} == {"gelu", "gelu_erf"}
+    free = (*free, "activation") if self.other_gelu else free
     kept = {field: value for field, value in saved.items() if field not in free}
     self.fingerprint = kept | {field: current[field] for field in free if field in current}
     self._vocabulary_rows = self._match_vocabularies(saved, current, known.vocabulary, vocabulary)

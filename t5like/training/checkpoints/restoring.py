@@ -219,12 +219,13 @@ def _mismatch_error(
   show_training = training and not differences[PARAMS] and not other_optimizer
   lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
   only_optimizer = not fields and not differences[PARAMS]
+  settings = "" if any(differences.values()) else _settings(fields, saved["fingerprint"])
   if isinstance(checkpoint, GivenParameters):
     return UserError(
       f"{checkpoint} does not match the configuration's model or vocabulary",
       differs="\n".join(fields),
       **lines,
-      try_=checkpoint.advice,
+      try_=settings or checkpoint.advice,
     )
   return UserError(
     "this checkpoint belongs to another optimizer or selection of trained parameters" if only_optimizer
@@ -234,8 +235,16 @@ def _mismatch_error(
     **lines,
     optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
     try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
-    else "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
+    else settings or "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
   )  # fmt: skip
+
+
+def _settings(fields: list[str], saved: Mapping[str, Any]) -> str:
+  """Returns the options for the model of a checkpoint whose arrays fit; '' if the vocabulary is another one."""
+  names = [line.split()[0] for line in fields]
+  return (
+    "" if "vocabulary" in names else " ".join(f"--gin.TransformerConfig.{name}={saved.get(name)}" for name in names)
+  )
 
 
 def _check_damage(checkpoint: Path) -> int:

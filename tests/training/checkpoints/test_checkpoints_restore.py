@@ -39,6 +39,13 @@ def test_another_vocabulary_is_refused(saved):
   assert error.lines["differs"] == "vocabulary  saved 'abc', now 'xyz'"
 
 
+def test_settings_that_no_array_shows_are_named_as_options(saved):
+  error = refusal(saved[0], make_state()[1], {**FINGERPRINT, "embed_dim": 32})
+  assert error.lines["try"] == "--gin.TransformerConfig.embed_dim=16"
+  error = refusal(saved[0], make_state(parameters(layers=1))[1], {**FINGERPRINT, "embed_dim": 32})
+  assert "MODEL_DIR" in error.lines["try"]
+
+
 def test_another_model_is_refused_variable_by_variable(saved):
   params = parameters(layers=1) | {"head": jnp.zeros((4, 3), jnp.float32), "embedding": jnp.zeros((64, 8), jnp.float32)}
   params["scale"] = params["scale"].astype(jnp.float32)
