@@ -19,6 +19,7 @@ if TYPE_CHECKING:
   from t5like.errors import UserError as UserError
   from t5like.evaluation import Evaluation as Evaluation
   from t5like.evaluation import evaluate as evaluate
+  from t5like.experiments.examples import save_examples as save_examples
   from t5like.experiments.experiment import Experiment as Experiment
   from t5like.experiments.reading import read_experiment as read_experiment
   from t5like.experiments.token_caches import token_cache as token_cache
@@ -51,6 +52,7 @@ _MODULES = {
   "plan": "t5like.runs",
   "read_experiment": "t5like.experiments.reading",
   "register_objective": "t5like.objectives",
+  "save_examples": "t5like.experiments.examples",
   "token_cache": "t5like.experiments.token_caches",
   "train": "t5like.runs",
 }

@@ -6,6 +6,7 @@ module needs neither seqio nor TensorFlow.
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import resource
@@ -375,8 +376,8 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
       raise TypeError(f"invalid {name}: {manifest[name]!r}")
 
 
-def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str:
-  """Returns why the cache is stale, or '' if no change is detected.
+def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str, files: str | None = None) -> str:
+  """Returns why the cache is stale, or '' if no change is detected; `files` is the pattern of its files now, if known.
 
   Changes that only TensorFlow can detect (in the preprocessors) are left to `t5like cache`.
   """
@@ -384,7 +385,8 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
     return "the vocabulary has changed"
   if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
     return "it does not record the vocabulary of its targets"
-  return _changed_file(cache.manifest["description"]["source_files"])
+  sources = cache.manifest["description"]["source_files"]
+  return _changed_file(sources) or (_other_files(sources, files) if isinstance(files, str) else "")
 
 
 def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
@@ -401,6 +403,21 @@ def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
     if size is not None and size != source["bytes"]:
       return f"{path} has changed"
   return ""
+
+
+def _other_files(sources: Sequence[Mapping[str, Any]], files: str) -> str:
+  """Returns which file is new or no longer read, or ''. They may be in another folder now, or not here at all."""
+
+  def key(path: Path, size: int) -> tuple[str, int | None]:
+    return path.name, None if storage.is_remote(path) else size
+
+  now = [storage.as_path(path) for path in storage.matching(files)]
+  found = collections.Counter(key(path, 0 if storage.is_remote(path) else path.stat().st_size) for path in now)
+  found.subtract(key(storage.as_path(source["path"]), source["bytes"]) for source in sources)
+  changed = [(name, count) for (name, _), count in found.items() if count]
+  if not now or not changed:
+    return ""
+  return f"{changed[0][0]} is {'new' if changed[0][1] > 0 else 'not read any more'}"
 
 
 def _has_two_vocabularies(cache: TokenCache) -> bool:

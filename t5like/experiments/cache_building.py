@@ -34,6 +34,7 @@ from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.caching.row_origins import count_origins
 from t5like.tasks.encoders.embeddings import register_texts
+from t5like.tasks.encoders.own_rows import register_classification, register_text_to_text
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import load_vocabulary
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
   import seqio
 
 _LOG_EVERY = 2.0  # seconds between progress lines in a log
+_FORMS = {  # of rows in files of the user's own
+  "_embedding": register_texts, "_text_to_text": register_text_to_text, "_classification": register_classification,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +102,7 @@ class CacheJob:
 
 
 def register_files(task: str, files: CorpusFiles) -> None:
-  """Registers files as a corpus, several corpora as a mixture; a name that ends in _embedding is texts to embed."""
+  """Registers files as a corpus, several corpora as a mixture; or as rows of the form that the end of the name says."""
   members = member_files(task, files)
   for name, own in members.items():
     if own:
@@ -106,7 +110,8 @@ def register_files(task: str, files: CorpusFiles) -> None:
   if members:
     mixtures.register_mixture(task, list(members), "equal")
   else:
-    (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+    register = next((register for end, register in _FORMS.items() if task.endswith(end)), register_corpus)
+    register(task, files)
 
 
 def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:

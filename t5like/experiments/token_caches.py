@@ -81,18 +81,21 @@ class TokenCaches:
     return data.cache_folder(self._root, task, split, self._name, self._vocabulary.fingerprint)
 
   def command(self, task: str, split: str, force: bool = False) -> list[str]:
-    files = next((members[task] for members in self._members.values() if task in members), self._corpus_files)
     return cache_command(
       task,
       split,
       self._name,
       self._root,
       self._task_modules,
-      files,
+      self._files_of(task),
       force,
       self._lengths,
       self._evaluation,
     )
+
+  def _files_of(self, task: str) -> CorpusFiles:
+    """Returns the files of a task: of all, or of its part of a mixture of corpora."""
+    return next((members[task] for members in self._members.values() if task in members), self._corpus_files)
 
   def open(self, task: str, split: str) -> list[CachedTask] | None:
     """Returns the caches of a task's members, or None if one must be built.
@@ -135,7 +138,8 @@ class TokenCaches:
     rebuild_command = shlex.join(self.command(task, split, force=True))
     pool = 0 if self._evaluation else lambda size: self._pool(folder, size, members)
     cache = data.open_cache(folder, rebuild_command, record.scoring if record else None, pool)
-    changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
+    files = self._files_of(task).get(split)
+    changed = data.changed_since_written(cache, self._vocabulary.fingerprint, files)
     if changed:
       print(f"the token cache {folder} is stale: {changed}")
       return None

@@ -41,7 +41,9 @@ def _cached(experiment: Experiment) -> list[CachedTask]:
   """Returns the token caches of the run's tasks that exist; [] if one is missing."""
   try:
     vocabulary = load_vocabulary(experiment.vocabulary)
-    caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
+    caches = TokenCaches(
+      experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
+    )
     found = [caches.open(task, experiment.split) for task in experiment.mix or [experiment.task]]
   except UserError:
     return []

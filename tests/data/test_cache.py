@@ -219,6 +219,23 @@ def test_a_changed_source_or_vocabulary_is_detected(tmp_path):
   assert str(source) in data.changed_since_written(cache, "abc")
 
 
+def test_other_files_than_those_of_the_cache_are_detected(tmp_path):
+  """A moved folder, or text that is not on this machine, is not a change."""
+  for folder, text in (("old", "abc"), ("moved", "abc"), ("other", "abcd")):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "train.jsonl").write_text(text)
+  sources = [{"path": str(tmp_path / "old/train.jsonl"), "bytes": 3}]
+  description = {**DESCRIPTION, "source_files": sources}
+  data.write_cache(tmp_path / "c", EXAMPLES, ["inputs", "targets"], encode, VOCABULARY, description, NO_SCORING)
+  cache = data.open_cache(tmp_path / "c", rebuild_command="")
+  for same in (None, "old/*.jsonl", "moved/train.jsonl", "elsewhere/train.jsonl"):
+    assert data.changed_since_written(cache, "abc", same and f"{tmp_path}/{same}") == ""
+  assert data.changed_since_written(cache, "abc", f"{tmp_path}/other/*.jsonl") == "train.jsonl is new"
+  (tmp_path / "moved/more.jsonl").write_text("x")
+  assert data.changed_since_written(cache, "abc", f"{tmp_path}/moved/*.jsonl") == "more.jsonl is new"
+  assert data.changed_since_written(cache, "abc", f"{tmp_path}/moved/m*.jsonl") == "more.jsonl is new"
+
+
 def test_the_manifest_describes_the_cache(tmp_path):
   scoring = {"postprocessor": None, "metrics": [{"function": "m:f", "keywords": {}}]}
   write(tmp_path / "c", EXAMPLES, scoring=scoring)

@@ -1,0 +1,103 @@
+"""Labeled rows of the user's own: from memory or JSON lines to tasks."""
+
+import json
+
+import numpy as np
+import pytest
+
+import t5like
+from t5like.errors import UserError
+from t5like.experiments.cache_building import register_files
+from t5like.tasks.encoders.own_rows import Columns, register_classification
+from t5like.tasks.registry import find_task_or_mixture
+
+
+def write(path, *rows):
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return str(path)
+
+
+def examples(task, split="train", length=16):
+  found = find_task_or_mixture(task).get_dataset({"inputs": length, "targets": length}, split, shuffle=False)
+  return list(found.as_numpy_iterator())
+
+
+def test_pairs_of_texts_with_words_as_labels(tmp_path):
+  rows = [{"text": f"one {n}", "text_pair": "two", "label": label} for n, label in enumerate(["no", "yes", "maybe"])]
+  files = {"train": write(tmp_path / "a.jsonl", *rows[:2], rows[2]), "validation": write(tmp_path / "b.jsonl", rows[1])}
+  register_files("words_classification", files)
+  task = find_task_or_mixture("words_classification")
+  assert [int(row["labels"]) for row in examples("words_classification")] == [1, 2, 0]  # maybe, no, yes
+  assert [int(row["labels"]) for row in examples("words_classification", "validation")] == [2]
+  assert task.output_features["labels"].vocabulary.labels == ("maybe", "no", "yes")
+
+
+def test_numbers_as_labels_are_in_their_order(tmp_path):
+  rows = [{"text": "x", "label": label} for label in (10, 2, True)]
+  assert Columns({"train": write(tmp_path / "a.jsonl", *rows)}, ("text", "label")).labels() == ["1", "2", "10"]
+
+
+def test_rows_of_several_files_are_text_to_text(tmp_path):
+  for n in range(2):
+    write(tmp_path / f"part{n}.jsonl", {"inputs": f"in {n}", "targets": f"out {n}"})
+  register_files("several_text_to_text", {"train": f"{tmp_path}/*.jsonl"})
+  found = [(row["inputs_pretokenized"], row["targets_pretokenized"]) for row in examples("several_text_to_text")]
+  assert found == [(b"in 0", b"out 0"), (b"in 1", b"out 1")]
+
+
+@pytest.mark.parametrize(
+  "name, row, message",
+  [
+    ("a_text_to_text", {"input": "x", "targets": "y"}, "have no inputs"),
+    ("a_classification", {"text": "x"}, "have no label"),
+    ("a_classification", {"text": "x", "label": "only one"}, "has 1 different labels"),
+    ("a_classification", {"text": "x", "label": 0.5}, "a word or a whole number"),
+    ("a_classification", {"text": "x", "label": " "}, "a word or a whole number"),
+    ("a_classification", {"text": 3, "label": "x"}, "texts as text"),
+  ],
+)
+def test_rows_of_another_form_are_refused(tmp_path, name, row, message):
+  with pytest.raises(UserError) as error:
+    register_files(name, {"train": write(tmp_path / "a.jsonl", row)})
+  assert message in error.value.render()
+
+
+def test_labels_that_the_first_split_lacks_are_named(tmp_path):
+  files = {"train": write(tmp_path / "a.jsonl", {"text": "x", "label": "a"}, {"text": "x", "label": "b"})}
+  files["validation"] = write(tmp_path / "b.jsonl", {"text": "x", "label": "c"})
+  source = register_classification("lacks_classification", files).source
+  with pytest.raises(UserError) as error:
+    list(source._rows(files["validation"]))
+  assert "b.jsonl:1" in error.value.render() and "(a, b)" in error.value.render()
+
+
+class Frame:
+  """What is used of a DataFrame."""
+
+  columns = ("text",)
+
+  def to_dict(self, orient):
+    assert orient == "records"
+    return [{"text": "a", "label": np.int64(1)}]
+
+
+def test_rows_in_memory_become_a_file(tmp_path):
+  rows = [{"text": "grün", "label": np.int64(1)}, {"text": np.str_("b"), "label": True}]
+  path = t5like.save_examples(rows, str(tmp_path / "new"))
+  assert [json.loads(line) for line in open(path)] == [{"text": "grün", "label": 1}, {"text": "b", "label": True}]
+  assert t5like.save_examples(iter(rows), str(tmp_path / "new")) == path
+  assert t5like.save_examples(Frame(), str(tmp_path / "new")) != path
+  assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+  "rows, message",
+  [
+    ([], "no rows"), ("text", "not rows"), ({"text": "a"}, "not rows"), (5, "not rows"), (["a"], "row 0 is not a dict"),
+    ([{"text": "a"}, {"text": float("nan")}], "row 1 cannot be written"), ([{"text": {1}}], "row 0 cannot be written"),
+  ],
+)  # fmt: skip
+def test_what_is_no_row_is_refused(tmp_path, rows, message):
+  with pytest.raises(UserError) as error:
+    t5like.save_examples(rows, str(tmp_path / "new"))
+  assert message in error.value.render() and not (tmp_path / "new").exists()
