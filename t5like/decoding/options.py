@@ -86,10 +86,10 @@ def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sequences(given: Sequence[Any], vocabulary: _Encoder) -> tuple[tuple[int, ...], ...]:
-  """Returns the token ids of sequences that may be texts; raises InvalidSetting for a text that has no tokens."""
+  """Returns the token ids of sequences, texts and single ids; raises InvalidSetting for a text that has no tokens."""
   found = []
   for entry in [given] if isinstance(given, str) else given:
-    ids = vocabulary.encode(entry) if isinstance(entry, str) else entry
+    ids = vocabulary.encode(entry) if isinstance(entry, str) else [entry] if isinstance(entry, int) else entry
     if isinstance(entry, str) and (not ids or vocabulary.unk_id in ids):
       raise InvalidSetting(f"forbidden={entry!r} is invalid", expected="texts of the vocabulary, or lists of token ids")
     found.append(tuple(ids))

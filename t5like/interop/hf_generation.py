@@ -34,8 +34,8 @@ def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
   if path is None:
     return {}
   hf = read_json(path)
-  if ignored := [f"{name} = {hf[name]}" for name, default in _IGNORED.items() if hf.get(name) not in (None, default)]:
-    warn(f"{path}: ignored {', '.join(ignored)}")
+  if ignored := [name for name, default in _IGNORED.items() if hf.get(name) not in (None, default)]:
+    warn(f"{path}: ignored " + ", ".join(f"{name} = {str(hf[name])[:60]}" for name in ignored))
   try:
     return _from_hf(hf, encoder_decoder) | _forbidden(hf, ends_of(folder))
   except ValueError as error:

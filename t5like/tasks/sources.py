@@ -28,11 +28,11 @@ def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[st
   for number, record in json_objects(file):
     if not all(isinstance(record.get(field), str) for field in fields):  # a number or null would fail inside tf.data
       raise file.malformed(number, f"an object with {', '.join(fields)}, all strings", record)
-    _check_unicode(file, number, [record[field] for field in fields])
+    check_unicode(file, number, [record[field] for field in fields])
     yield {field: record[field] for field in fields}
 
 
-def _check_unicode(file: OriginalFile, number: int, texts: Sequence[str]) -> None:
+def check_unicode(file: OriginalFile, number: int, texts: Sequence[str]) -> None:
   """Raises UserError for half of a pair of surrogates, as in "\\ud83d": JSON allows it, UTF-8 does not."""
   try:
     "".join(texts).encode()

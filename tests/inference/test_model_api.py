@@ -205,6 +205,7 @@ def test_bad_words_and_suppressed_tokens_of_a_folder_are_forbidden(models, folde
   assert model.decoding["forbidden"] == ((other,), (first,))  # an end alone is no bad word
   assert full[0] not in model.generate(text, max_length=6).text.split()
   assert model.generate(text, max_length=6, forbidden=[]).text.split() == full
+  assert full[0] not in model.generate(text, max_length=6, forbidden=[first]).text.split()
   (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [3]}))
   with pytest.raises(UserError, match="invalid bad_words_ids"):
     load(folder).generate(text)

@@ -20,7 +20,7 @@ from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
 from t5like.tasks.preprocessors import text_to_text
 from t5like.tasks.registry import default_features, register_task
-from t5like.tasks.sources import FileBlocks
+from t5like.tasks.sources import FileBlocks, check_unicode
 
 _BATCH = 1024
 _TEXTS, _LABEL = ("text", "text_pair"), "label"
@@ -35,6 +35,7 @@ class Columns(TextFiles):
     self.fields, self.classes = tuple(fields), tuple(classes)
     self.settings = (*self.fields, *self.classes)
     self._blocks = FileBlocks(self._rows, len(self.fields), _BATCH)
+    self._first_split = "train" if "train" in files else next(iter(files))
 
   @tf.autograph.experimental.do_not_convert
   def _read(self, path: tf.Tensor) -> tf.data.Dataset:
@@ -50,22 +51,23 @@ class Columns(TextFiles):
         label = label_text(record.get(_LABEL))
         if label is None or (self.classes and label not in self.classes):
           known = ", ".join(self.classes[:20]) or "a word or a whole number"
-          raise file.malformed(number, f"a label of the first split ({known})" if self.classes else known, record)
+          raise file.malformed(number, f"a label of the training split ({known})" if self.classes else known, record)
         values.append(label)
+      check_unicode(file, number, values)
       yield values
 
   def first(self) -> Mapping[str, Any]:
     """Returns the first row of all."""
-    path = self.list_shards(next(iter(self._split_to_filepattern)))[0]
+    path = self.list_shards(self._first_split)[0]
     row = next((record for _, record in json_objects(OriginalFile(storage.as_path(path)))), None)
     if row is None:
       raise UserError(f"{path} is empty", expected="JSON lines")
     return row
 
   def labels(self) -> list[str]:
-    """Returns the labels of the first split: numbers in their order, words in that of the alphabet."""
+    """Returns the labels of the training split: numbers in their order, words in that of the alphabet."""
     found = set()
-    for path in self.list_shards(next(iter(self._split_to_filepattern))):
+    for path in self.list_shards(self._first_split):
       found |= {row[-1] for row in self._rows(path)}
     numbers = all(label.lstrip("-").isdecimal() for label in found)
     return sorted(found, key=int) if numbers else sorted(found)
@@ -94,7 +96,7 @@ def register_text_to_text(name: str, files: Mapping[str, str]) -> seqio.Task:
 
 
 def register_classification(name: str, files: Mapping[str, str]) -> seqio.Task:
-  """Registers JSON lines {"text": ..., "label": ...}, optionally with "text_pair"; the first split has all classes."""
+  """Registers JSON lines {"text": ..., "label": ...}, optionally with "text_pair"; classes are the training split's."""
   row = Columns(files, ()).first()
   if missing := {"text", _LABEL} - row.keys():
     raise _missing(name, missing, row, '{"text": ..., "label": ...}, optionally "text_pair"')

@@ -54,6 +54,7 @@ def test_rows_of_several_files_are_text_to_text(tmp_path):
     ("a_classification", {"text": "x", "label": 0.5}, "a word or a whole number"),
     ("a_classification", {"text": "x", "label": " "}, "a word or a whole number"),
     ("a_classification", {"text": 3, "label": "x"}, "texts as text"),
+    ("a_classification", {"text": "\ud83d", "label": "x"}, "half of a surrogate pair"),
   ],
 )
 def test_rows_of_another_form_are_refused(tmp_path, name, row, message):
@@ -62,9 +63,9 @@ def test_rows_of_another_form_are_refused(tmp_path, name, row, message):
   assert message in error.value.render()
 
 
-def test_labels_that_the_first_split_lacks_are_named(tmp_path):
-  files = {"train": write(tmp_path / "a.jsonl", {"text": "x", "label": "a"}, {"text": "x", "label": "b"})}
-  files["validation"] = write(tmp_path / "b.jsonl", {"text": "x", "label": "c"})
+def test_labels_that_the_training_split_lacks_are_named(tmp_path):
+  files = {"validation": write(tmp_path / "b.jsonl", {"text": "x", "label": "c"})}
+  files["train"] = write(tmp_path / "a.jsonl", {"text": "x", "label": "a"}, {"text": "x", "label": "b"})
   source = register_classification("lacks_classification", files).source
   with pytest.raises(UserError) as error:
     list(source._rows(files["validation"]))
