@@ -40,6 +40,10 @@ class UserError(Exception):
   __str__ = render
 
 
+# The environment variable of a file for the error of a command that another one has started, which reports it.
+ERROR_FILE = "T5LIKE_ERROR_FILE"
+
+
 class RunError(UserError):
   """A running job failed. Its checkpoints are kept."""
 

@@ -193,6 +193,12 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
 
 
+def test_an_error_of_another_process_is_in_the_exception(settings):
+  with pytest.raises(t5like.UserError) as error:
+    t5like.train(t5like.Experiment(**settings | {"task": "snil", "lengths": {"inputs": 16, "targets": 4}}))
+  assert "no task 'snil'" in str(error.value) and "nearest  snli" in str(error.value)
+
+
 def test_a_notebook_that_is_interrupted_loses_nothing(settings):
   def press_stop(state):
     if int(state.step) == 1:

@@ -11,9 +11,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import t5like
-from t5like.errors import UserError, nearest
+from t5like.errors import ERROR_FILE, UserError, nearest
 
 COMMANDS = {
   "train": "pre-train or fine-tune a model from gin files",
@@ -107,6 +108,7 @@ def run_command(command: str, argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
+  error_file = os.environ.pop(ERROR_FILE, None)  # not for processes that this one starts
   if not argv or argv[0] in ("-h", "--help", "help"):
     print(help_text())
     return 0
@@ -127,7 +129,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--verbose" in argv:
       traceback.print_exc()
     # Not str(): gin adds its call stack to that of exceptions that pass through it.
-    print(f"error: {error.render()}", file=sys.stderr)
+    if error_file:
+      Path(error_file).write_text(error.render(), encoding="utf-8")
+    else:
+      print(f"error: {error.render()}", file=sys.stderr)
     return error.status
   except BrokenPipeError:  # `t5like ... | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

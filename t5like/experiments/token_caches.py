@@ -10,11 +10,12 @@ import importlib.util
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from t5like import data
-from t5like.errors import UserError
+from t5like.errors import ERROR_FILE, UserError
 from t5like.experiments.corpus_files import CorpusFiles, are_several, as_options, member_files
 from t5like.files.child_processes import bound_environment
 from t5like.files.storage import DEFAULT_ROOT
@@ -39,7 +40,7 @@ class MustStream(UserError):
 
 
 class CacheBuildFailed(UserError):
-  """The process that builds a cache failed and has printed the error."""
+  """The process that builds a cache ended with an error."""
 
 
 class TokenCaches:
@@ -171,9 +172,11 @@ class TokenCaches:
     print(f"building the token cache of {task!r} ({split}): {shlex.join(line)}", flush=True)
     if self._hint:
       print(f"  ({self._hint})", flush=True)
-    status = subprocess.run([sys.executable, "-m", *line], env=bound_environment()).returncode
-    if status == UserError.status:
-      raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because="see the error above")
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
+      environment = {**bound_environment(), ERROR_FILE: said.name}
+      status = subprocess.run([sys.executable, "-m", *line], env=environment).returncode
+      if status == UserError.status:
+        raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because=said.read())
     self._built |= {(task, split)} | {(name, split) for name in data.read_mixture(self.folder(task, split), "") or ()}
     members = self.open(task, split) if status == 0 else None
     if members is None:

@@ -27,14 +27,14 @@ def build_caches(planner: Planner) -> None:
       continue
     try:
       caches.open_or_build(task, split)
-    except UserError as error:  # the builder has printed the reason
+    except UserError as error:
       missing.append((task, split, shlex.join(caches.command(task, split)), error))
   if missing:
     raise UserError(
       "missing data (nothing was trained): " + ", ".join(f"{task} ({split})" for task, split, *_ in missing),
-      because="see the lines above"
-      if any(isinstance(e, CacheBuildFailed) for *_, e in missing)
-      else missing[0][3].what,
+      because="\n".join(
+        dict.fromkeys(e.lines["because"] if isinstance(e, CacheBuildFailed) else e.what for *_, e in missing)
+      ),
       try_="\n".join(
         ["t5like tasks prepare, --tasks without them, or on a machine with TensorFlow"]
         + [command for *_, command, _ in missing]
