@@ -9,7 +9,7 @@ import pytest
 from bart_folders import BART, GOLDEN, arrays_of, write_folder
 
 from t5like import parallel
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.decoding.shaping import forbid_repeated_ngrams, force
 from t5like.inference.generation import Generator
 from t5like.interop import huggingface
@@ -31,8 +31,8 @@ def test_outputs_equal_hugging_face(name, case, tmp_path):
   write_folder(name, tmp_path)
   expected, eos = RESULTS[name]["cases"][case], RESULTS[name]["eos_id"]
   (tmp_path / "generation_config.json").write_text(json.dumps(expected["options"]))
-  given = decoding_of(tmp_path, encoder_decoder=True)
-  settings, _ = decode_settings(given | {"n_best": given["beams"]} if "beams" in given else given, None)
+  own = decoding_of(tmp_path, encoder_decoder=True)
+  settings, _ = decode_settings(with_defaults({"n_best": own["beams"]} if "beams" in own else {}, own), None)
   imported = huggingface.load(tmp_path)
   generator = Generator(imported.model, parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1]), eos)
   inputs = {n: arrays_of(name)[n].astype(np.int32) for n in ("input_ids", "attention_mask")}
