@@ -407,13 +407,10 @@ def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
 
 def _other_files(sources: Sequence[Mapping[str, Any]], files: str) -> str:
   """Returns which file is new or no longer read, or ''. They may be in another folder now, or not here at all."""
-
-  def key(path: Path, size: int) -> tuple[str, int | None]:
-    return path.name, None if storage.is_remote(path) else size
-
   now = [storage.as_path(path) for path in storage.matching(files)]
-  found = collections.Counter(key(path, 0 if storage.is_remote(path) else path.stat().st_size) for path in now)
-  found.subtract(key(storage.as_path(source["path"]), source["bytes"]) for source in sources)
+  sized = not any(map(storage.is_remote, now))  # by name alone on a store
+  found = collections.Counter((path.name, path.stat().st_size if sized else None) for path in now)
+  found.subtract((storage.as_path(source["path"]).name, source["bytes"] if sized else None) for source in sources)
   changed = [(name, count) for (name, _), count in found.items() if count]
   if not now or not changed:
     return ""

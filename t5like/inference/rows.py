@@ -60,6 +60,7 @@ def candidate_lists(texts: Sequence[str], candidates: Sequence[str] | Sequence[S
 
 
 def checked_batch_size(batch_size: int) -> int:
+  """Returns a valid batch size; raises UserError for another."""
   if not isinstance(batch_size, int) or batch_size < 1:
     raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
   return batch_size

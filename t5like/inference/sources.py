@@ -122,10 +122,11 @@ class RunDirectory:
 
   def _load(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
     """Loads a checkpoint, whose layers may be stored differently: SCAN_LAYERS may have changed in the run."""
-    stacked = read_fingerprint(find_checkpoint(self.folder, self.step(step))).get(_STACKED)
+    checkpoint = find_checkpoint(self.folder, self.step(step))
+    stacked = read_fingerprint(checkpoint).get(_STACKED)
     if fingerprint is not None and stacked is not None:
       fingerprint = {**fingerprint, _STACKED: stacked}
-    params = load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+    params = load_parameters(self.folder, int(checkpoint.name), fingerprint=fingerprint, average=average)
     if stacked in (None, self.module.config.scan_layers):
       return params
     return unflatten((unstack_layers if stacked else stack_layers)(flatten(params)))

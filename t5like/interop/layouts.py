@@ -12,9 +12,7 @@ from t5like.interop.mapping import Parameters
 from t5like.models import BERT, GPT, T5
 from t5like.models.heads import WithHead
 from t5like.models.shapes import boxed_shapes
-
-LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
-STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
+from t5like.training.checkpoints.layer_layouts import LAYER, STACKED
 
 
 def flatten(params: Mapping) -> Parameters:

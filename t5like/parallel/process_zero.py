@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,11 +35,11 @@ def run_on_process_zero(action: Callable[[], int]) -> int:
   return int(number)
 
 
-def check_same_on_all_processes(what: str, text: str) -> None:
-  """Raises UserError on all processes unless they all have the same text."""
+def check_same_on_all_processes(what: str, value: Any) -> None:
+  """Raises UserError on all processes unless they all have the same value, which JSON can hold."""
   if jax.process_count() == 1:
     return
-  digest = np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint8)
+  digest = np.frombuffer(hashlib.sha256(json.dumps(value).encode()).digest()[:8], np.uint8)
   found = [bytes(row).hex() for row in multihost_utils.process_allgather(digest)]
   if len(set(found)) > 1:
     raise UserError(

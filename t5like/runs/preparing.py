@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,7 +200,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   check_evaluation(experiment, evaluated, vocabulary)
   if not dry_run:
     contents = [(member.task, member.cache.manifest["shards"]) for member in (*(members or ()), *evaluated)]
-    check_same_on_all_processes("the text of a token cache", json.dumps(contents))
+    check_same_on_all_processes("the text of a token cache", contents)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)

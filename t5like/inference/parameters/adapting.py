@@ -32,11 +32,12 @@ from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.finetuning.distillation import LEARNED
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.interop.layouts import LAYER, STACKED, flatten
+from t5like.interop.layouts import flatten
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
 from t5like.training.checkpoints.given_parameters import Fate, GivenParameters, SourceModel
+from t5like.training.checkpoints.layer_layouts import LAYER, STACKED
 from t5like.training.optimizers.rules import path_text
 from t5like.training.state import StateSpec
 from t5like.vocabularies import Vocabulary

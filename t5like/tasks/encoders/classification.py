@@ -146,15 +146,16 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
   return dataset.flat_map(to_segments)
 
 
-def _register(
+def register_labels(
   name: str,
   source: seqio.DataSource,
   to_segments: Callable,
   labels: seqio.Feature,
   postprocessor: Callable,
   metric_fns: Sequence[Callable],
-) -> None:
-  register_task(
+) -> seqio.Task:
+  """Registers NAME_classification, of texts and labels."""
+  return register_task(
     f"{name}_classification",
     source=source,
     # seqio's offline cache stores texts: truncation depends on the requested length.
@@ -171,7 +172,7 @@ def _tfds(name: str, version: str, splits: Sequence[str] = ("train", "validation
 
 for _config, _texts in GLUE_TEXTS.items():
   _is_score = _config == "stsb"
-  _register(
+  register_labels(
     f"glue_{_config}",
     _tfds(f"glue/{_config}", glue.VERSION, glue.SPLITS.get(_config, ("train", "validation", "test"))),
     functools.partial(segments, texts=_texts),
@@ -190,7 +191,7 @@ _SUPER_GLUE_METRICS = {
   "axg": [],
 }
 for _config, _to_segments in _SUPER_GLUE_STEPS.items():
-  _register(
+  register_labels(
     f"super_glue_{_config}",
     _tfds(
       f"super_glue/{_config}",
@@ -203,7 +204,7 @@ for _config, _to_segments in _SUPER_GLUE_STEPS.items():
     _SUPER_GLUE_METRICS.get(_config, [metrics.accuracy]),
   )
 # Rows with a wrong noun are as useful to an encoder as the others: it is trained on all.
-_register(
+register_labels(
   "super_glue_wsc",
   _tfds("super_glue/wsc.fixed", super_glue.VERSION),
   wsc,
@@ -211,7 +212,7 @@ _register(
   encoder_scores.class_id,
   [metrics.accuracy],
 )
-_register(
+register_labels(
   "swag",
   seqio.TfdsDataSource(sentences.SWAG, splits=("train", "validation", "test")),
   swag,
@@ -219,7 +220,7 @@ _register(
   encoder_scores.candidate,
   [encoder_scores.choice_accuracy],
 )
-_register(
+register_labels(
   "super_glue_copa",
   _tfds("super_glue/copa", super_glue.VERSION),
   copa,
@@ -227,7 +228,7 @@ _register(
   encoder_scores.candidate,
   [encoder_scores.choice_accuracy],
 )
-_register(
+register_labels(
   "super_glue_multirc",
   _tfds("super_glue/multirc", super_glue.VERSION),
   multirc,
@@ -235,7 +236,7 @@ _register(
   encoder_scores.grouped_class_id,
   [metrics.multirc_f1_over_all_answers, metrics.mean_group_metric(metrics.all_match)],
 )
-_register(
+register_labels(
   "super_glue_record",
   _tfds("super_glue/record", super_glue.VERSION),
   record,
@@ -245,7 +246,7 @@ _register(
 )
 
 for _name, _task in sentences.TASKS.items():
-  _register(
+  register_labels(
     _name,
     _task.source,
     functools.partial(segments, texts=_task.texts, label_key=_task.label_key),
@@ -253,7 +254,7 @@ for _name, _task in sentences.TASKS.items():
     encoder_scores.class_id if _task.labels else encoder_scores.regression,
     _task.metric_fns,
   )
-_register(
+register_labels(
   "snli",
   embedded_tasks.SNLI,
   functools.partial(segments, texts=("premise", "hypothesis"), label_names=glue.LABELS["mnli"]),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.files import storage
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import TEXT_FIELDS, PairForm
 from t5like.tasks import metrics
@@ -31,12 +29,11 @@ from t5like.tasks.encoders.forms import (
   tokenizes,
 )
 from t5like.tasks.library import embedded_tasks
-from t5like.tasks.library.corpora import TextFiles
-from t5like.tasks.preparation.datasets import json_objects
+from t5like.tasks.library.corpora import ColumnFiles, TextFiles, first_row
 from t5like.tasks.preparation.files import OriginalFile
 from t5like.tasks.preparation.nli import triplets
 from t5like.tasks.registry import register_task
-from t5like.tasks.sources import FileBlocks, JsonLinesSource, read_json_lines
+from t5like.tasks.sources import JsonLinesSource, read_json_lines
 
 _BATCH = 256  # rows tokenized per call
 # Names of the fields of a JSON line, in the order of a row's texts; the first that a file has is used.
@@ -122,39 +119,23 @@ def register_embedding(
   )
 
 
-class TextColumns(TextFiles):
-  """The given fields of JSON lines, of any number of files; numbers are read as text."""
+class TextColumns(ColumnFiles):
+  """Texts of JSON lines, and their score, which is read as text."""
 
-  def __init__(self, files: Mapping[str, str | Path | Sequence[str | Path]], fields: Sequence[str]):
-    super().__init__(files)
-    self.settings = self.fields = tuple(fields)
-    self._blocks = FileBlocks(self._rows, len(self.fields), _BATCH)
-
-  @tf.autograph.experimental.do_not_convert
-  def _read(self, path: tf.Tensor) -> tf.data.Dataset:
-    return self._blocks.dataset(path).map(lambda *values: dict(zip(self.fields, values, strict=True)))
-
-  def _rows(self, path: str) -> Iterator[list[str]]:
-    file = OriginalFile(storage.as_path(path))
-    for number, record in json_objects(file):
-      given = {field: record.get(field) for field in self.fields}
-      texts = [value for field, value in given.items() if field not in _SCORES]
-      scores = [value for field, value in given.items() if field in _SCORES]
-      if not all(isinstance(value, str) for value in texts) or not all(type(value) in (int, float) for value in scores):
-        raise file.malformed(number, f"{', '.join(self.fields)}: texts, and a number as score", record)
-      if not all(text.strip() for text in texts[1:]):  # a row without a query has a document that others are not about
-        raise file.malformed(number, f"texts that are not empty as {', '.join(self.fields[1:])}", record)
-      yield [str(value) for value in given.values()]
+  def _values(self, file: OriginalFile, number: int, record: Mapping[str, Any]) -> list[str]:
+    given = {field: record.get(field) for field in self.fields}
+    texts = [value for field, value in given.items() if field not in _SCORES]
+    scores = [value for field, value in given.items() if field in _SCORES]
+    if not all(isinstance(value, str) for value in texts) or not all(type(value) in (int, float) for value in scores):
+      raise file.malformed(number, f"{', '.join(self.fields)}: texts, and a number as score", record)
+    if not all(text.strip() for text in texts[1:]):  # a row without a query has a document that others are not about
+      raise file.malformed(number, f"texts that are not empty as {', '.join(self.fields[1:])}", record)
+    return [str(value) for value in given.values()]
 
 
 def register_texts(name: str, files: Mapping[str, str]) -> seqio.Task:
   """Registers JSON lines of pairs, triplets, single texts or scored pairs; the names of their fields tell which."""
-  source = TextColumns(files, ["text"])
-  first = next(iter(files))
-  path = source.list_shards(first)[0]
-  record = next((record for _, record in json_objects(OriginalFile(storage.as_path(path)))), None)
-  if record is None:
-    raise UserError(f"{path} is empty", expected="JSON lines")
+  path, record = first_row(TextFiles(files), next(iter(files)))
   fields = []
   for known in _COLUMNS:
     if (found := next((field for field in known if field in record), None)) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -17,6 +18,8 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.objectives import CATALOGUE
 from t5like.tasks import objective_adapter, preprocessors
+from t5like.tasks.preparation.datasets import json_objects
+from t5like.tasks.preparation.files import OriginalFile
 from t5like.tasks.registry import register_task
 from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.tasks.sources import FileBlocks, read_documents
@@ -60,6 +63,35 @@ class TextFiles(seqio.FileDataSource):
   def _documents(self, path: str) -> Iterator[tuple[str]]:
     text_key, documents = self.settings
     return ((text,) for text in read_documents(path, text_key, documents))
+
+
+class ColumnFiles(TextFiles):
+  """The given fields of JSON lines, of any number of files, as text; `_values` checks a row and returns them."""
+
+  def __init__(self, files: Mapping[str, str | Path | Sequence[str | Path]], fields: Sequence[str]):
+    super().__init__(files)
+    self.settings = self.fields = tuple(fields)
+    self._blocks = FileBlocks(self._rows, len(self.fields), _BLOCK)
+
+  @tf.autograph.experimental.do_not_convert
+  def _read(self, path: tf.Tensor) -> tf.data.Dataset:
+    return self._blocks.dataset(path).map(lambda *values: dict(zip(self.fields, values, strict=True)))
+
+  def _rows(self, path: str) -> Iterator[list[str]]:
+    file = OriginalFile(storage.as_path(path))
+    return (self._values(file, number, record) for number, record in json_objects(file))
+
+  def _values(self, file: OriginalFile, number: int, record: Mapping[str, Any]) -> list[str]:
+    raise NotImplementedError
+
+
+def first_row(source: TextFiles, split: str) -> tuple[str, dict[str, Any]]:
+  """Returns the first file of a split, and its first JSON line."""
+  path = source.list_shards(split)[0]
+  row = next((record for _, record in json_objects(OriginalFile(storage.as_path(path)))), None)
+  if row is None:
+    raise UserError(f"{path} is empty", expected="JSON lines")
+  return path, row
 
 
 def register_corpus(

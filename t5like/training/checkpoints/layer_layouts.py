@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 Arrays = Mapping[str, jax.ShapeDtypeStruct]
 
-_LAYER = re.compile(r"(?P<before>.*/)layers_(?P<index>\d+)(?P<after>/.*)")
-_STACKED = re.compile(r"(?P<before>.*/)layers(?P<after>/.*)")
+# The path of a separate layer's parameter, and of all layers' in one array.
+LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
+STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +80,12 @@ class LayerLayout:
 
 
 def _origin(path: str, shape: tuple[int, ...], stored: Arrays) -> _Origin | None:
-  if found := _LAYER.fullmatch(path):
-    whole, index = f"{found['before']}layers{found['after']}", int(found["index"])
+  if found := LAYER.fullmatch(path):
+    whole, index = f"{found['stack']}/layers/{found['rest']}", int(found["index"])
     fits = whole in stored and index < stored[whole].shape[0] and stored[whole].shape[1:] == shape
     return _Origin((whole,), stored[whole].shape, index) if fits else None
-  if found := _STACKED.fullmatch(path):
-    layers = tuple(f"{found['before']}layers_{index}{found['after']}" for index in range(shape[0]))
+  if found := STACKED.fullmatch(path):
+    layers = tuple(f"{found['stack']}/layers_{index}/{found['rest']}" for index in range(shape[0]))
     fits = all(layer in stored and stored[layer].shape == shape[1:] for layer in layers)
     return _Origin(layers, shape[1:], None) if fits else None
   return None

@@ -150,7 +150,7 @@ def _match_items(
   given = isinstance(checkpoint, GivenParameters)
   saved = {"fingerprint": checkpoint.fingerprint} if given else read_description(checkpoint)
   fields = fingerprint_differences(saved["fingerprint"], fingerprint)
-  fields = [line for line in fields if line.split()[0] != "scan_layers"]  # LayerLayout
+  fields = [line for line in fields if line.split()[0] != "scan_layers"]  # layers are converted
   if options.lenient:
     fields = [line for line in fields if line.split()[0] == "vocabulary"]
   targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}

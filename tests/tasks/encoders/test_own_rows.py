@@ -8,7 +8,7 @@ import pytest
 import t5like
 from t5like.errors import UserError
 from t5like.experiments.cache_building import register_files
-from t5like.tasks.encoders.own_rows import Columns, register_classification
+from t5like.tasks.encoders.own_rows import LabeledColumns, register_classification
 from t5like.tasks.registry import find_task_or_mixture
 
 
@@ -34,7 +34,8 @@ def test_pairs_of_texts_with_words_as_labels(tmp_path):
 
 def test_numbers_as_labels_are_in_their_order(tmp_path):
   rows = [{"text": "x", "label": label} for label in (10, 2, True)]
-  assert Columns({"train": write(tmp_path / "a.jsonl", *rows)}, ("text", "label")).labels() == ["1", "2", "10"]
+  source = LabeledColumns({"train": write(tmp_path / "a.jsonl", *rows)}, ("text", "label"))
+  assert source.labels("train") == ["1", "2", "10"]
 
 
 def test_rows_of_several_files_are_text_to_text(tmp_path):
