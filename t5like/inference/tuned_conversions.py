@@ -16,7 +16,7 @@ from t5like.inference.parameters import read_base, write_base
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.inference.sources import TunedDirectory
-from t5like.interop.layouts import flatten, stack_layers, unflatten
+from t5like.interop.layouts import flatten, unflatten
 from t5like.interop.peft_files import read_folder
 from t5like.training.checkpoints import save_parameters
 from t5like.training.records.model_dir import CONFIG
@@ -60,15 +60,17 @@ def to_peft(settings: TunedSettings) -> Conversion:
 def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabulary: str | None = None) -> Conversion:
   """Writes a model directory from a folder of peft and its base, a Hugging Face folder or a model directory."""
   target, model = new_folder(target), load(base, vocabulary)
-  trained = import_peft(read_folder(storage.as_path(source)), model.module)
+  # With separate layers: peft may train some of them only.
+  module = model.module.clone(config=dataclasses.replace(model.config, scan_layers=False))
+  trained = import_peft(read_folder(storage.as_path(source)), module)
   fingerprint = model_fingerprint(model.config, model.vocabulary)
-  found = read_base(str(base), model.module, trained.method, model.vocabulary, fingerprint, cast=False)
-  arrays = stack_layers(trained.arrays) if model.config.scan_layers else trained.arrays
-  if model.module.tuning is None and "head" in model.params:  # a head that peft did not train
+  found = read_base(str(base), module, trained.method, model.vocabulary, fingerprint, cast=False)
+  arrays = trained.arrays
+  if module.tuning is None and "head" in model.params:  # a head that peft did not train
     arrays = {path: x for path, x in flatten(model.params).items() if path.startswith("head/")} | arrays
   save_parameters(target, unflatten(arrays), fingerprint=fingerprint | {"base": found.digest})
   name = copy_vocabulary(model.vocabulary_name, model.vocabulary, target)
-  text = config_text(model.module, name, f"Converted from {source} by `t5like convert`.", target)
+  text = config_text(module, name, f"Converted from {source} by `t5like convert`.", target)
   text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
   (target / CONFIG).write_text(text + bindings_text("TRAINABLE", trained.method))
   write_base(target, str(base), found.digest)

@@ -47,6 +47,16 @@ def unstack_layers(params: Parameters) -> Parameters:
   return separate
 
 
+def unstacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of the parameters of separate layers."""
+  separate = {}
+  for path, shape in shapes.items():
+    match = STACKED.fullmatch(path)
+    paths = [path] if match is None else [f"{match['stack']}/layers_{i}/{match['rest']}" for i in range(shape[0])]
+    separate |= dict.fromkeys(paths, shape if match is None else shape[1:])
+  return separate
+
+
 def expected_shapes(model: T5 | BERT | GPT | WithHead) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of all parameters of `model`, without computing any."""
   return {path: leaf.shape for path, leaf in flatten(nn.unbox(boxed_shapes(model))).items()}

@@ -14,6 +14,7 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.interop.huggingface import tensor_rules
+from t5like.interop.mapping import Rule
 from t5like.interop.tensor_folders import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -73,6 +74,15 @@ def linear_modules(model: nn.Module) -> list[HFModule]:
       paths = tuple(path.removesuffix("/kernel") for path in rule.ours)
       found.append(HFModule(rule.theirs.removesuffix(".weight"), paths, not rule.transpose, rule.heads))
   return found
+
+
+def check_not_tied(rule: Rule) -> None:
+  """Raises UserError for the input embedding of a model whose output is tied to it: peft trains a copy of its own."""
+  if rule.copies and any(path.endswith("token_embedder/embedding") for path in rule.ours):
+    raise UserError(
+      f"peft's modules_to_save unties {rule.theirs} from the matrices that share it; here they stay one",
+      try_="merge it into the base, with peft's merge_and_unload or t5like convert merge",
+    )
 
 
 def read_folder(folder: Path) -> PeftFolder:

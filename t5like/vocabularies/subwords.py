@@ -121,6 +121,13 @@ class SubwordVocabulary(Vocabulary):
     return frozenset((named | added | unused | set(self.sentinel_ids)) - unknown)
 
   @cached_property
+  def _not_text(self) -> frozenset[int]:
+    """Special tokens that a decoded text leaves out: padding, marks of sequences and turns, languages."""
+    added = {token for token, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
+    named = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
+    return frozenset(named | (added - {self.mask_id, self.unk_id, *self.sentinel_ids}))
+
+  @cached_property
   def language_ids(self) -> frozenset[int]:
     """The codes of languages (mBART)."""
     return frozenset(token for token in self.special_ids if _LANGUAGE.fullmatch(self.piece(token)))
@@ -175,12 +182,11 @@ class SubwordVocabulary(Vocabulary):
     return encoding.ids, [trimmed(text, *span) for span in encoding.offsets]
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text up to the first end-of-sequence, without padding, sequence marks and languages; with masks."""
-    dropped = {self.pad_id, self.bos_id, self.cls_id, self.sep_id, *self.language_ids}
+    """Returns the text up to the first end-of-sequence, without special tokens other than masks and sentinels."""
     kept = []
     for token in map(int, ids):
       if token == self.eos_id:
         break
-      if 0 <= token < self.vocab_size and token not in dropped:
+      if 0 <= token < self.vocab_size and token not in self._not_text:
         kept.append(token)
     return self._tokenizer.decode(kept, skip_special_tokens=False)

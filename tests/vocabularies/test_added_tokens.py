@@ -39,6 +39,16 @@ def test_added_tokens_are_read_from_tokenizer_json(chat_folder):
   assert vocabulary.encode(TEXT) == [16706, 220, 50259, 284, 50257, 502]
 
 
+def test_marks_of_turns_are_not_in_decoded_texts(chat_folder):
+  """As with transformers' skip_special_tokens; a token that is not special is text."""
+  (chat_folder / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+  vocabulary = load_vocabulary(str(chat_folder))
+  assert (
+    vocabulary.decode([*vocabulary.encode(TEXT), vocabulary.eos_id, *vocabulary.encode(TEXT)])
+    == "say hello_world to me"
+  )
+
+
 @pytest.mark.parametrize("written_as", ["added_tokens.json", "added_tokens_decoder"])
 def test_added_tokens_without_tokenizer_json_are_refused(chat_folder, written_as):
   (chat_folder / "tokenizer.json").unlink()

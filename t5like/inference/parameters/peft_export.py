@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +10,26 @@ import flax.linen as nn
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.finetuning import read_variables
 from t5like.finetuning.methods import IA3, LoRA, Method, PrefixTuning, PromptTuning
+from t5like.finetuning.trainable import matching
 from t5like.inference.parameters.peft_prompts import write_prefix, write_prompt
 from t5like.interop.huggingface import tensor_rules
 from t5like.interop.layouts import flatten, unstack_layers
+from t5like.interop.mapping import Rule
 from t5like.interop.peft_files import (
   HFModule,
   PeftFolder,
+  check_not_tied,
   join_low_rank,
   linear_modules,
+  matches,
   most_common,
   target_modules,
   write_folder,
 )
 from t5like.models.heads import WithHead
+from t5like.models.shapes import boxed_shapes
 
 Arrays = Mapping[str, np.ndarray]
 _TASKS = {"T5": "SEQ_2_SEQ_LM", "GPT": "CAUSAL_LM"}
@@ -40,10 +46,6 @@ def export_peft(target: Path, model: nn.Module, params: Any, method: Method, bas
     method: that tuned it.
     base: for base_model_name_or_path: the Hugging Face folder of the base.
   """
-  if method.also:
-    raise UserError(
-      "peft cannot express trained parameters of the base", given=f"also = {list(method.also)}", try_="convert merge"
-    )
   writers = {LoRA: _lora, IA3: _ia3, PromptTuning: write_prompt, PrefixTuning: write_prefix}
   if type(method) not in writers:
     raise UserError(
@@ -52,16 +54,38 @@ def export_peft(target: Path, model: nn.Module, params: Any, method: Method, bas
   flat = unstack_layers(flatten(params))
   config, tensors = writers[type(method)](model, flat, method)
   head = [rule for rule in tensor_rules(model) if all(path.startswith("head/") for path in rule.ours)]
-  tensors |= {rule.theirs: rule.join(flat) for rule in head}
+  whole = _trained_modules(model, method, config.get("target_modules"))
+  tensors |= {rule.theirs: rule.join(flat) for rule in [*head, *whole]}
   config |= {
     "base_model_name_or_path": base,
     "inference_mode": True,
     "task_type": _task(model),
   }
-  if head:
-    config["modules_to_save"] = sorted({rule.theirs.partition(".")[0] for rule in head})
+  if head or whole:
+    heads, modules = {rule.theirs.partition(".")[0] for rule in head}, {_module(rule) for rule in whole}
+    config["modules_to_save"] = sorted(heads | modules)
   write_folder(target, PeftFolder(config, tensors))
   return sum(x.size for x in tensors.values())
+
+
+def _trained_modules(model: nn.Module, method: Method, targets: Sequence[str] | None) -> list[Rule]:
+  """Returns the tensors of all modules of the base that have a parameter of `also`: peft trains modules as a whole."""
+  if not method.also:
+    return []
+  name = type(method).__name__
+  also = matching(f"{name}.also", method.also, read_variables(nn.unbox(boxed_shapes(model))))
+  rules = [rule for rule in tensor_rules(model) if not all(path.startswith("head/") for path in rule.ours)]
+  modules = {_module(rule) for rule in rules if also.intersection(rule.ours)}
+  if both := sorted(module for module in modules if matches(targets, module)):
+    raise UserError(f"peft cannot train {both[0]} both as a whole and by {name}", try_="t5like convert merge")
+  chosen = [rule for rule in rules if _module(rule) in modules]
+  for rule in chosen:
+    check_not_tied(rule)
+  return chosen
+
+
+def _module(rule: Rule) -> str:
+  return rule.theirs.rpartition(".")[0]
 
 
 def _task(model: nn.Module) -> str | None:

@@ -14,12 +14,22 @@ from t5like.errors import UserError
 from t5like.finetuning.methods import IA3, LoRA, Method
 from t5like.inference.parameters.peft_prompts import read_prefix, read_prompt
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.peft_files import PROMPTS, HFModule, PeftFolder, linear_modules, matches, most_common, pattern_value
+from t5like.interop.layouts import LAYER, expected_shapes, unstacked_shapes
+from t5like.interop.peft_files import (
+  PROMPTS,
+  HFModule,
+  PeftFolder,
+  check_not_tied,
+  linear_modules,
+  matches,
+  most_common,
+  pattern_value,
+)
 
 # Settings of peft that change the result, and the values that have a counterpart here.
 _SUPPORTED = {
   "bias": ("none", None),
-  "modules_to_save": None,  # the head
+  "lora_bias": (False, None),
   "layer_replication": (None,),
   "use_qalora": (False, None),
   "trainable_token_indices": (None,),
@@ -40,7 +50,7 @@ class Trained:
 def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
   """Returns what a peft folder holds for a plain model; raises UserError for what has no counterpart here."""
   for name, allowed in _SUPPORTED.items():
-    if allowed is not None and folder.config.get(name) not in allowed:
+    if folder.config.get(name) not in allowed:
       raise UserError(f"peft's {name} = {folder.config[name]!r} is not supported", expected=str(allowed[0]))
   readers = {"LORA": _lora, "IA3": _ia3}
   prompt_readers = {"PROMPT_TUNING": read_prompt, "PREFIX_TUNING": read_prefix}
@@ -51,17 +61,41 @@ def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
     method, arrays = prompt_readers[folder.kind](folder.config, rest.pop(PROMPTS), model)
   else:
     raise UserError(f"unsupported peft_type: {folder.kind!r}", expected=", ".join(readers | prompt_readers))
-  for rule in tensor_rules(model):
-    if rule.theirs in rest and all(path.startswith("head/") for path in rule.ours):
-      arrays |= rule.split(rest.pop(rule.theirs))
+  saved = _saved_modules(rest, model)
   if rest:
-    saved = folder.config.get("modules_to_save")
     raise UserError(
-      f"{len(rest)} tensors of the peft folder do not belong to this model",
-      tensors="\n".join(sorted(rest)[:8]),
-      because=f"of modules_to_save = {saved}, only heads for labels are supported" if saved else "",
+      f"{len(rest)} tensors of the peft folder do not belong to this model", tensors="\n".join(sorted(rest)[:8])
     )
-  return Trained(method, arrays)
+  also = _all_or_each([path for path in saved if not path.startswith("head/")], model)
+  return Trained(dataclasses.replace(method, also=also), arrays | saved)
+
+
+def _saved_modules(rest: dict[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
+  """Takes out the tensors of modules_to_save: the head, and modules of the base that were trained as a whole."""
+  shapes, arrays = unstacked_shapes(expected_shapes(model)), {}
+  for rule in tensor_rules(model):
+    if rule.theirs not in rest:
+      continue
+    check_not_tied(rule)
+    found = rule.split(rest.pop(rule.theirs))
+    for path, array in found.items():
+      if array.shape != shapes[path]:
+        raise UserError(
+          f"{rule.theirs} of the peft folder does not have the size of the base's",
+          given=array.shape,
+          expected=shapes[path],
+          hint="a base with more tokens, resized as before peft trained it, is saved with save_pretrained",
+        )
+    arrays |= found
+  return arrays
+
+
+def _all_or_each(paths: list[str], model: nn.Module) -> list[str]:
+  """Returns expressions for exactly these paths: one for a part that trains in all layers, else one for each layer."""
+  unnumbered = lambda path: LAYER.sub(r"\g<stack>/layers/\g<rest>", path)  # noqa: E731
+  others = {unnumbered(path) for rule in tensor_rules(model) for path in rule.ours if path not in paths}
+  escaped = lambda path: re.escape(path).replace("/layers/", r"/layers_\d+/")  # noqa: E731
+  return list(dict.fromkeys(re.escape(p) if unnumbered(p) in others else escaped(unnumbered(p)) for p in paths))
 
 
 def _lora(

@@ -16,13 +16,14 @@ from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
 from t5like.interop.layouts import flatten, stack_layers, unflatten
-from t5like.interop.peft_files import join_low_rank, read_folder
+from t5like.interop.peft_files import join_low_rank, matches, read_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
+ALL_OF_C_ATTN = r".*attention/(query|key|value)"
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 CASES = sorted(path.name for path in (GOLDEN / "peft").iterdir())
-DEFAULT = ("gpt2_lora", "gpt2_prefix", "gpt2_prompt", "t5_ia3")
+DEFAULT = ("gpt2_lora", "gpt2_prefix", "gpt2_prompt", "gpt2_saved", "t5_ia3", "t5_saved")
 
 
 def outputs(case):
@@ -61,6 +62,8 @@ def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
   assert all(np.array_equal(old[name], new[name]) for name in old)
   config = json.loads((tmp_path / "adapter_config.json").read_text())
   assert config["peft_type"] == folder.kind and config["task_type"] == folder.config["task_type"]
+  saved, modules = folder.config.get("modules_to_save"), config.get("modules_to_save")
+  assert bool(saved) == bool(modules) and all(matches(saved, module) for module in modules or ())
   again = import_peft(read_folder(tmp_path), imported.model)
   np.testing.assert_allclose(logits(*tuned(imported.model, imported.params, again), golden), found, atol=1e-6)
 
@@ -93,22 +96,26 @@ def test_what_peft_cannot_express_is_refused(tmp_path):
   imported = huggingface.load(GOLDEN / "gpt2")
   with pytest.raises(UserError, match="no counterpart of HoulsbyAdapter"):
     export_peft(tmp_path, imported.model, imported.params, HoulsbyAdapter(), "gpt2")
-  with pytest.raises(UserError, match="trained parameters of the base"):
-    export_peft(tmp_path, imported.model, imported.params, LoRA(also=[".*bias"]), "gpt2")
+  folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
+  trained = tuned(imported.model, imported.params, import_peft(folder, imported.model))[1]
+  with pytest.raises(UserError, match="cannot train transformer.h.0.attn.c_attn both as a whole and by LoRA"):
+    export_peft(tmp_path, imported.model, trained, LoRA(rank=2, targets=[ALL_OF_C_ATTN], also=[".*bias"]), "gpt2")
+  with pytest.raises(UserError, match="unties transformer.wte.weight from the matrices"):
+    also = LoRA(rank=2, targets=[ALL_OF_C_ATTN], also=["token_embedder/embedding"])
+    export_peft(tmp_path, imported.model, trained, also, "gpt2")
   with pytest.raises(UserError, match=r"do not belong to this model|has no LoRA"):
     import_peft(read_folder(GOLDEN / "peft" / "t5_lora"), imported.model)
   xlnet, update = huggingface.load(GOLDEN / "peft_bases/xlnet"), np.zeros((12, 2), np.float32)
   path = "backbone/encoder/layers_0/attention/query"
-  tuned = unflatten(flatten(xlnet.params) | {f"{path}/lora_a": update, f"{path}/lora_b": update.T})
+  trained = unflatten(flatten(xlnet.params) | {f"{path}/lora_a": update, f"{path}/lora_b": update.T})
   with pytest.raises(UserError, match="linear layers, which .*attention/query is not"):
-    export_peft(tmp_path, xlnet.model, tuned, LoRA(rank=2), "xlnet")
-  folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
+    export_peft(tmp_path, xlnet.model, trained, LoRA(rank=2), "xlnet")
   with pytest.raises(UserError, match="bias = 'all' is not supported"):
     import_peft(dataclasses.replace(folder, config={**folder.config, "bias": "all"}), imported.model)
-  with pytest.raises(UserError, match=r"modules_to_save = \['wte'\], only heads"):
-    more = {"config": {**folder.config, "modules_to_save": ["wte"]}}
-    more["tensors"] = {**folder.tensors, "transformer.wte.weight": np.zeros((2, 2))}
-    import_peft(dataclasses.replace(folder, **more), imported.model)
+  saved = {"transformer.wte.weight": "unties transformer.wte.weight", "transformer.ln_f.weight": "the size of the base"}
+  for name, message in saved.items():
+    with pytest.raises(UserError, match=message):
+      import_peft(dataclasses.replace(folder, tensors={**folder.tensors, name: np.zeros(2)}), imported.model)
   with pytest.raises(UserError, match="init_lora_weights = 'pissa_niter_4' is not supported"):
     changed = {**folder.config, "init_lora_weights": "pissa_niter_4"}
     import_peft(dataclasses.replace(folder, config=changed), imported.model)

@@ -33,6 +33,13 @@ CASES = {
   "gpt2_ia3": ("gpt2", peft.IA3Config(
     task_type="CAUSAL_LM", target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"], **FUSED,
   )),
+  "gpt2_saved": ("gpt2", peft.LoraConfig(
+    task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], layers_to_transform=[1], layers_pattern="h",
+    modules_to_save=["ln_f", "h.1.ln_1", "mlp.c_fc"], **FUSED,
+  )),
+  "t5_saved": ("t5_1_1", peft.LoraConfig(
+    task_type="SEQ_2_SEQ_LM", r=2, target_modules=["q"], modules_to_save=["lm_head", "final_layer_norm"],
+  )),
   "gpt2_prompt": ("gpt2", peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
   "t5_prompt": ("t5_1_1", peft.PromptTuningConfig(
     task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, num_transformer_submodules=1,
@@ -95,6 +102,8 @@ if __name__ == "__main__":
     model = peft.PeftModel.from_pretrained(CLASSES[base].from_pretrained(GOLDEN / base), folder)
     print(json.dumps(logits(model, base).tolist()))
   else:
-    make_xlnet()
-    for case in sys.argv[1:] or CASES:
+    cases = sys.argv[1:] or list(CASES)
+    if "xlnet_lora" in cases:
+      make_xlnet()
+    for case in cases:
       make(case)
