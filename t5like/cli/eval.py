@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
   from t5like.console import say
 
-  hosts = parallel.start(config=repr(sorted(vars(args).items())))
+  hosts = parallel.start(config="\n".join(f"--{name}={value!r}" for name, value in sorted(vars(args).items())))
   if hosts:
     say(str(hosts))
   try:

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
   _check_options(args)
   from t5like import parallel
 
-  parallel.start(config=repr(sorted(vars(args).items())))
+  parallel.start(config="\n".join(f"--{name}={value!r}" for name, value in sorted(vars(args).items())))
   interactive = not args.input and not args.task and sys.stdin.isatty()
   local = _local_files(args, interactive)
   with _errors_as_options():

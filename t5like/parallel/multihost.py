@@ -49,7 +49,9 @@ class HostReport:
     lines = [f"{len(self.hosts)} of {len(self.hosts)} hosts, {sum(self.devices)} devices ({self.kind})"]
     lines += [f"{host.name}: {count} devices" for host, count in zip(self.hosts, self.devices, strict=True)]
     first = self.hosts[0]
-    lines.append(f"configuration {first.config}, " + ", ".join(f"{k} {v}" for k, v in first.versions.items()))
+    lines.append(
+      f"configuration {config_hash(first.config)}, " + ", ".join(f"{k} {v}" for k, v in first.versions.items())
+    )
     return "\n".join(lines)
 
 
@@ -70,7 +72,7 @@ def start(
   process = resolve_process(coordinator, processes, process_id, timeout)
   if process is None:
     return None
-  this_host = Host(process.process_id, process.processes, socket.gethostname(), config_hash(config), versions())
+  this_host = Host(process.process_id, process.processes, socket.gethostname(), config, versions())
   present = roll_call(process.coordinator, this_host, timeout)
   check_present(present, process.processes, timeout)
   check_consistent(present)

@@ -16,6 +16,9 @@ import time
 
 from t5like.errors import UserError
 
+_LONGEST_MESSAGE = 2**24  # bytes; a configuration has a few thousand
+_LINES_SHOWN = 6
+
 
 class RollCallError(UserError):
   """A process is missing or registered twice; restarting all of them may help."""
@@ -28,7 +31,7 @@ class Host:
   process_id: int
   processes: int  # the total number according to its settings
   host: str
-  config: str  # hash of its configuration
+  config: str  # the text of its configuration
   versions: dict[str, str]
 
   @property
@@ -75,7 +78,9 @@ class _Register:
 async def _serve(port: int, this_host: Host, deadline: float) -> list[Host]:
   register = _Register(this_host, deadline)
   try:
-    server = await asyncio.start_server(register.receive, port=port, backlog=this_host.processes + 16)
+    server = await asyncio.start_server(
+      register.receive, port=port, backlog=this_host.processes + 16, limit=_LONGEST_MESSAGE
+    )
   except OSError as error:
     raise RollCallError(
       f"process 0 cannot open the coordinator's port {port}: {error.strerror or error}",
@@ -88,7 +93,7 @@ async def _serve(port: int, this_host: Host, deadline: float) -> list[Host]:
     with contextlib.suppress(TimeoutError):
       await asyncio.wait_for(register.complete.wait(), min(left, 0.2))
   present = sorted(register.present, key=lambda host: host.process_id)
-  answer = json.dumps([dataclasses.asdict(host) for host in present]).encode() + b"\n"
+  answer = _write_hosts(present).encode() + b"\n"
   for writer in register.writers:
     with contextlib.suppress(OSError):
       writer.write(answer)
@@ -109,7 +114,7 @@ def _join(address: str, port: int, this_host: Host, deadline: float, timeout: fl
         connection.settimeout(left + 5.0)  # the answer is sent when the timeout expires, and needs time to arrive
         answer = connection.makefile().readline()
       if answer:
-        return [Host(**host) for host in json.loads(answer)]
+        return _read_hosts(answer)
     except (OSError, ValueError) as error:  # not listening yet, name not resolvable yet, or another service answered
       problem = error
     time.sleep(0.2)
@@ -119,6 +124,21 @@ def _join(address: str, port: int, this_host: Host, deadline: float, timeout: fl
     here=this_host.name,
     try_="run the same command on every host; open this port in the firewall",
   )
+
+
+def _write_hosts(present: list[Host]) -> str:
+  """Returns the list for all hosts, with each configuration once: those that equal the first are left out."""
+  first = present[0].config
+  short = [dataclasses.asdict(host) for host in present]
+  for host in short:
+    if host["config"] == first:
+      del host["config"]
+  return json.dumps({"config": first, "hosts": short})
+
+
+def _read_hosts(answer: str) -> list[Host]:
+  message = json.loads(answer)
+  return [Host(**{"config": message["config"], **host}) for host in message["hosts"]]
 
 
 def check_present(present: list[Host], processes: int, timeout: float) -> None:
@@ -154,11 +174,21 @@ def check_consistent(present: list[Host]) -> None:
       continue
     usual = max(values, key=lambda value: (values.count(value), value == values[0]))
     outliers = [host.name for host, value in zip(present, values, strict=True) if value != usual]
+    by_value = {value: [h.name for h, v in zip(present, values, strict=True) if v == value] for value in values}
+    found = {value: _few(names) for value, names in by_value.items()}
+    if fact == "configuration":
+      found = {names: _own_lines(text, usual, values) for text, names in found.items()}
     raise UserError(
-      f"mismatched {fact} on {', '.join(outliers)}",
-      **{
-        value: ", ".join(host.name for host, other in zip(present, values, strict=True) if other == value)
-        for value in dict.fromkeys(values)
-      },
-      try_="the same command, files and environment on every host",
+      f"mismatched {fact} on {_few(outliers)}", **found, try_="the same command, files and environment on every host"
     )
+
+
+def _few(names: list[str]) -> str:
+  return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _own_lines(text: str, usual: str, others: list[str]) -> str:
+  """Returns the lines of a configuration that the usual one lacks; of the usual one, those that any other lacks."""
+  others = [other for other in others if other != usual] if text == usual else [usual]
+  lines = [line for line in text.splitlines() if any(line not in other.splitlines() for other in others)]
+  return "\n".join(lines[:_LINES_SHOWN]) or "the lines of the others, in another order or fewer"
