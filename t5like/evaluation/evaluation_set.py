@@ -19,7 +19,7 @@ from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.answering import label_set
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.few_shot import FewShotPromptBuilder, Template, describe_dropped_shots
-from t5like.evaluation.scoring import scoring_identity, takes_scores
+from t5like.evaluation.scoring import scoring_identity, takes_scores, with_ids
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.files import storage
 from t5like.objectives import Lengths
@@ -46,6 +46,7 @@ class EvaluationSet:
   stop: str | None = None  # text that ends an answer, from the template
   notes: tuple[str, ...] = ()  # about truncated inputs and dropped shots
   vocabulary: Vocabulary | None = None  # of the answers; None: the model's
+  examples: list[Fields] | None = None  # what the postprocessor reads; None: `fields`
   source: data.LabeledRows | None = None  # rows for a head, which needs no prompts
 
 
@@ -116,6 +117,7 @@ class PromptBuilder:
       self._stop(),
       (note,) if note else (),
       vocabulary,
+      with_ids(fields, cache, self._model.special.eos),
     )
 
   def _answer_vocabulary(self, task: str, cache: data.TokenCache) -> Vocabulary | None:

@@ -73,7 +73,7 @@ class Evaluator:
     )
     result = score_answers(
       answers.texts,
-      evaluation_set.fields,
+      evaluation_set.examples or evaluation_set.fields,
       evaluation_set.scoring,
       answers.more,
       self._settings.task_modules,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from t5like import data
 from t5like.errors import UserError
-from t5like.evaluation.scoring import check_functions, try_on_targets
+from t5like.evaluation.scoring import check_functions, try_on_targets, with_ids
 from t5like.tasks.metrics.values import tried_rows
 
 
@@ -27,8 +27,9 @@ def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examp
   """Runs the postprocessor and metrics on the targets, as `t5like tasks check` does."""
   names = [str(entry.get("function", "")).rpartition(":")[2] for entry in cache.scoring["metrics"]]
   count = tried_rows(names, min(examples or cache.examples, cache.examples))
+  fields = list(itertools.islice(cache.fields(), count))
   try:
-    tried = try_on_targets(cache.scoring, list(itertools.islice(cache.fields(), count)), modules)
+    tried = try_on_targets(cache.scoring, with_ids(fields, cache, eos=1), modules)  # any id: this is a trial
   except UserError:
     raise
   except Exception as error:  # whatever the user's postprocessor raises

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import math
@@ -13,11 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from t5like.configuration.modules import import_user_module
+from t5like.data import TokenCache
+from t5like.data.layouts import enclosed
 from t5like.errors import UserError
 from t5like.files.module_files import is_inside
 from t5like.tasks.metrics import MOVED_MODULES
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
+from t5like.tasks.seqio_examples import as_seqio_calls
 from t5like.training.records.model_dir import write_text
 
 # Modules with metrics and postprocessors of tasks of t5like, seqio and the t5 library.
@@ -109,7 +114,7 @@ def score_answers(
     prediction_scores: log-likelihoods of the answers, for metrics that take them.
     target_scores: log-likelihoods of the targets, for metrics that take them.
   """
-  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _unchanged
+  postprocess = find_postprocessor(scoring, modules)
   rows, targets, outputs = [], [], []
   for number, text in sorted(answers.items()):
     example = fields[number]
@@ -141,8 +146,30 @@ def try_on_targets(
   )
 
 
+def find_postprocessor(scoring: Mapping[str, Any], modules: Sequence[str]) -> Callable:
+  """Returns a function fn(text, example=..., is_target=...) that takes the fields of a token cache as `example`."""
+  entry = scoring["postprocessor"]
+  return as_seqio_calls(find_function(entry, modules)) if entry else _unchanged
+
+
 def _unchanged(text: str, **unused) -> str:
   return text
+
+
+def with_ids(fields: list[Mapping[str, Any]], cache: TokenCache, eos: int) -> list[Mapping[str, Any]]:
+  """Returns the first examples of a cache for its postprocessor, with the ids of their features if it may read them."""
+  entry = cache.scoring["postprocessor"]
+  named = entry and str(entry.get("function"))
+  if not named or (named.startswith("t5like.") and not named.endswith(":rank_classification")):
+    return fields
+  found = [dict(example) for example in fields]
+  for feature in cache.features:
+    texts = cache.texts(feature, np.arange(len(fields)))
+    if cache.eos_placement(feature) != "none":
+      texts = enclosed(texts, None, (), (eos,))
+    for example, tokens, length in zip(found, texts.tokens, texts.lengths, strict=True):
+      example[feature] = tokens[:length]
+  return found
 
 
 def metric_scores(metrics: Sequence[Callable], targets: Sequence[Any], outputs: Sequence[Any]) -> dict[str, float]:
@@ -202,11 +229,11 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
       try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you trust it",
     )
   try:
-    function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-  except (ImportError, AttributeError) as error:
+    function = functools.reduce(getattr, name.split("."), import_user_module(module))
+  except Exception as error:
     raise UserError(
       f"cannot import the scoring function {named}",
-      because=error,
+      because=f"{type(error).__name__}: {error}",
       try_="put its module on PYTHONPATH, or rebuild the token cache",
     ) from None
   # Names that the module imports are rejected, such as `t5.evaluation.metrics:os.system`.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import seqio
 
+from t5like.configuration.modules import import_user_module
 from t5like.errors import UserError, nearest
 from t5like.tasks.caching import identity
 from t5like.vocabularies import vocabulary_path
@@ -72,7 +72,7 @@ def import_modules(modules: Sequence[str] = ()) -> None:
   """Imports the shipped task modules and `modules`, which registers their tasks."""
   for module in (*SHIPPED_MODULES, *modules):
     try:
-      importlib.import_module(module)
+      import_user_module(module)
     except ModuleNotFoundError as error:
       if error.name != module and not module.startswith(f"{error.name}."):
         raise UserError(

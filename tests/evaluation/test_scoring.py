@@ -2,6 +2,7 @@
 
 import json
 
+import gin
 import pytest
 
 from t5like.errors import UserError
@@ -92,6 +93,21 @@ def test_custom_metrics_and_postprocessors(tmp_path, monkeypatch):
   check_functions(scoring, ["own_scores"])
   with pytest.raises(UserError, match="needs an explicitly trusted module"):
     check_functions({**scoring, "postprocessor": None}, [])
+
+
+def test_metrics_may_register_with_gin_after_a_configuration_was_loaded(tmp_path, monkeypatch):
+  (tmp_path / "late_scores.py").write_text(
+    "import gin\n@gin.configurable\ndef late(targets, scores, scale=2): return {'late': scale * scores.mean()}\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(gin.config, "_CONFIG_IS_LOCKED", True)
+  metric = {"function": "late_scores:late", "keywords": {}, "takes": "scores"}
+  scoring = {"postprocessor": None, "metrics": [metric]}
+  fields = [{"targets_pretokenized": text} for text in "ab"]
+  found = score_answers({0: "a", 1: "b"}, fields, scoring, modules=["late_scores"], target_scores=[-1.0, -3.0])
+  assert found.scores == {"late": -4.0} and gin.config_is_locked()
+  twice = score_answers({0: "a"}, fields, {**scoring, "metrics": [metric, metric]}, None, ["late_scores"], None, [-1.0])
+  assert "another metric of the task returns 'late'" in twice.failures["late"]
 
 
 @pytest.mark.parametrize(("targets", "answer"), [("aab", ""), ("aabb", "a"), ("abbb", "b"), ("abcd", "")])

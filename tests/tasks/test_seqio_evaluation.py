@@ -1,4 +1,4 @@
-"""seqio's Evaluator with our postprocessors and metrics: fields are numpy values, metrics are partials."""
+"""seqio's Evaluator with our postprocessors and metrics, and ours with those of users: both get the same values."""
 
 import functools
 
@@ -7,7 +7,10 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from t5like import data
+from t5like.evaluation.scoring import score_answers, with_ids
 from t5like.tasks import metrics, postprocessors, registry
+from t5like.vocabularies import load_vocabulary
 
 PADDED = 16
 
@@ -88,3 +91,52 @@ def test_wsc_reads_the_referent_and_the_label():
   columns = {"inputs": ["a", "b"], "targets": ["the table", "Bob"], "label": [1, 0]}
   scores = evaluate("evaluated_wsc", columns, postprocessors.wsc_simple, [metrics.accuracy], ["table", "Jim"])
   assert scores == {"accuracy": 100.0}
+
+
+COLUMNS = {
+  "inputs": ["a b", "c"],
+  "targets": ["Zürich", "b"],
+  "answers": [["Zürich", "the city"], ["b", ""]],
+  "none": [[], []],
+  "number": [3, 4],
+  "weights": [[0.5, 2.0], [1.5, 1.0]],
+  "right": [True, False],
+}
+
+
+def test_a_postprocessor_of_a_user_gets_the_examples_of_seqio(t5like, tmp_path):
+  seen = []
+
+  def see(text, example=None, is_target=False):
+    if is_target:
+      seen.append((text, example))
+    return text
+
+  answers = ["Zürich", "x"]
+  scores = evaluate("seen_by_users", COLUMNS, see, [metrics.accuracy], answers)
+  expected, tiny = list(seen), load_vocabulary("tiny")
+  t5like("cache", "seen_by_users", "--split=validation", "--vocabulary=tiny", f"--out={tmp_path}")
+  cache = data.open_cache(
+    data.cache_folder(tmp_path, "seen_by_users", "validation", "tiny", tiny.fingerprint), rebuild_command=""
+  )
+  seen.clear()
+  found = score_answers(dict(enumerate(answers)), with_ids(list(cache.fields()), cache, tiny.eos_id), cache.scoring)
+  assert found.scores == scores == {"accuracy": 50.0} and len(seen) == 2
+  for (text, example), (their_text, theirs) in zip(seen, expected, strict=True):
+    assert text == their_text and example.keys() == theirs.keys()
+    for name, value in theirs.items():
+      if name in ("inputs", "targets"):  # ids of another vocabulary
+        text = COLUMNS[name][len(text) < 2]
+        assert isinstance(example[name], np.ndarray) and example[name].tolist() == tiny.encode(text) + [tiny.eos_id]
+        continue
+      np.testing.assert_array_equal(example[name], value, err_msg=name)
+      assert type(example[name]) is type(value) or np.issubdtype(value.dtype, np.integer), name
+      if isinstance(value, np.ndarray) and value.size:
+        assert example[name].dtype.kind == value.dtype.kind, name
+
+
+def test_the_t5_librarys_rank_classification_reads_the_ids():
+  """As t5.data.postprocessors.rank_classification: the number of targets is that of their ids."""
+  example = {"idx": [7, 0], "is_correct": True, "targets": np.array([4, 5, 1]), "targets_pretokenized": "b"}
+  target = postprocessors.rank_classification(0.5, example, is_target=True)
+  assert target == ((7, 0), True, 1.0, 3)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import seqio
 
+from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.data_card import ORIGINS, OriginCounter
 from t5like.tasks.preparation.datasets import json_objects
@@ -34,6 +36,7 @@ def _sample(source: seqio.DataSource, split: str) -> Iterator[Mapping[str, Any]]
   named = getattr(source, "files", {}).get(split)
   paths = [named] if named else source.list_shards(split) if isinstance(source, seqio.FileDataSource) else []
   files = [OriginalFile(storage.as_path(path)) for path in paths[:: max(1, len(paths) // _FILES)][:_FILES]]
-  for file in files:
-    if holds_json(file):
-      yield from (row for _, row in itertools.islice(json_objects(file), _ROWS))
+  with contextlib.suppress(UserError):  # a source's own files, in any format
+    for file in files:
+      if holds_json(file):
+        yield from (row for _, row in itertools.islice(json_objects(file), _ROWS))

@@ -14,6 +14,7 @@ from t5like.tasks import postprocessors
 from t5like.tasks.checks.examples import Finding, Row, excerpt
 from t5like.tasks.metrics.values import Answers, Metric, compute, tried_rows
 from t5like.tasks.preprocessors import UNLABELED
+from t5like.tasks.seqio_examples import as_seqio_calls
 from t5like.vocabularies import Vocabulary
 
 # Targets count as labels if there are at most this many distinct ones, each frequent on average.
@@ -120,12 +121,12 @@ class _Failed(Exception):
 
 
 def _postprocessed(task: seqio.Task, rows: Sequence[Row], texts: Sequence[str], is_target: bool) -> list[Any]:
-  values = []
+  values, postprocess = [], as_seqio_calls(task.postprocessor) if task.postprocessor else task.postprocess_fn
   for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
     # As in evaluation: text features have another name.
     example = {f"{name}_pretokenized" if name in task.output_features else name: value for name, value in row.items()}
     try:
-      values.append(task.postprocess_fn(text, example=example, is_target=is_target))
+      values.append(postprocess(text, example=example, is_target=is_target))
     except Exception as error:  # whatever the user's function raises
       raised = f"{type(error).__name__}: {error}"
       raise _Failed(

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from t5like.configuration.modules import import_user_module
 from t5like.tasks.metrics.binary import class_f1
 from t5like.tasks.metrics.pairing import check_pairs, equal
 from t5like.tasks.metrics.qa import coqa_f1, span_squad, squad, squad2, trivia_qa
@@ -205,7 +205,7 @@ def _find(metric: str | Metric) -> Metric:
     return metric
   module, name = metric.split(":")
   module = MOVED_MODULES.get(module, module)
-  return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+  return functools.reduce(getattr, name.split("."), import_user_module(module))
 
 
 def _hashable(value: Any) -> Hashable:

@@ -57,6 +57,8 @@ def compute(metrics: Sequence[Metric], answers: Answers) -> Values:
   for metric in metrics:
     try:
       for name, value in _flat(_called(metric, answers)):
+        if name in values.numbers or name in values.others:
+          raise ValueError(f"another metric of the task returns {name!r}, too")
         number = as_number(value)
         if number is None:
           values.others[name] = _text(value)
@@ -69,9 +71,9 @@ def compute(metrics: Sequence[Metric], answers: Answers) -> Values:
 
 def _called(metric: Metric, answers: Answers) -> Mapping[str, Any]:
   if metric.takes == SCORES:
-    result = metric.function(answers.targets, answers.target_scores)
+    result = metric.function(answers.targets, np.asarray(answers.target_scores))
   elif metric.takes == AUX_VALUES:
-    result = metric.function(answers.targets, answers.predictions, {"scores": answers.prediction_scores})
+    result = metric.function(answers.targets, answers.predictions, {"scores": np.asarray(answers.prediction_scores)})
   else:
     result = metric.function(answers.targets, answers.predictions)
   if not isinstance(result, Mapping):

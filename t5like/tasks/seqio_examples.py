@@ -1,0 +1,49 @@
+"""Calls postprocessors of users as seqio does: their `example` has bytes and NumPy arrays, not text and lists."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Postprocessor = Callable[..., Any]
+
+
+def is_ours(function: Callable) -> bool:
+  """Whether a function is t5like's, not a user's or another library's."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return (getattr(function, "__module__", None) or "").partition(".")[0] == "t5like"
+
+
+def as_seqio_calls(postprocess: Postprocessor) -> Postprocessor:
+  """Returns a postprocessor that takes our examples; ours read both forms."""
+  if is_ours(postprocess):
+    return postprocess
+
+  def called(text: Any, example: Mapping[str, Any], is_target: bool) -> Any:
+    return postprocess(text, example=seqio_example(example), is_target=is_target)
+
+  return called
+
+
+def seqio_example(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of an example as `tfds.as_numpy` does."""
+  return {name: _as_numpy(value) for name, value in fields.items()}
+
+
+def _as_numpy(value: Any) -> Any:
+  if isinstance(value, str):
+    return value.encode(errors="replace")
+  if isinstance(value, bool | int | float):
+    return np.array(value, np.float32 if isinstance(value, float) else None)[()]
+  if not isinstance(value, list):
+    return value
+  parts = [_as_numpy(part) for part in value]
+  if all(isinstance(part, np.number | np.bool_) for part in parts):
+    return np.array(parts)
+  array = np.empty(len(parts), object)
+  array[:] = parts
+  return array
