@@ -25,10 +25,10 @@ def measured():
   return read_export("mini")
 
 
-def test_tables_9_and_10_are_complete_and_the_readme_has_their_rows():
-  measured = read_export("midi_tables_9_10")
+def test_tables_9_to_11_are_complete_and_the_readme_has_their_rows():
+  measured = read_export("midi_tables_9_to_11")
   runs = {(result.recipe, result.seed) for result in measured.results}
-  recipes = {*TABLES[9].recipes, *TABLES[10].recipes}
+  recipes = {recipe for number in (9, 10, 11) for recipe in TABLES[number].recipes}
   assert runs == {(recipe, seed) for recipe in recipes for seed in range(3)} and not measured.failures
   assert readme_table(compare(measured)) in ABLATIONS_README
 
@@ -85,7 +85,7 @@ def test_the_readme_has_an_excerpt():
   )
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_10"])
+@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_to_11"])
 def test_the_scale_has_not_changed(name):
   """Other steps or sizes would need new results."""
   measured = read_export(name)
@@ -101,15 +101,20 @@ def test_the_scale_has_not_changed(name):
 
   for result in measured.results:
     scale, experiment = configured(result.recipe)
-    assert result.curve[-1][0] == scale.pretrain_steps
-    assert {metrics["best_step"] % scale.finetune_eval_period for metrics in result.tasks.values()} == {0}
-    assert max(metrics["best_step"] for metrics in result.tasks.values()) <= scale.finetune_steps
+    mixed = RECIPES[result.recipe].mixing is not None
+    steps = scale.pretrain_steps + mixed * scale.finetune_steps
+    assert result.curve[-1][0] == steps
+    evaluated = [metrics["best_step"] for metrics in result.tasks.values()]
+    period, last = (scale.mixed_eval_period, steps) if mixed else (scale.finetune_eval_period, scale.finetune_steps)
+    assert {step % period for step in evaluated} == {0} and max(evaluated) <= last
     lengths = experiment.objective.lengths(experiment.lengths["inputs"])
-    tokens = scale.pretrain_batch_size * (lengths.inputs + lengths.targets) * scale.pretrain_steps
+    tokens = (
+      (scale.mixed_batch_size if mixed else scale.pretrain_batch_size) * (lengths.inputs + lengths.targets) * steps
+    )
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_10"])
+@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_to_11"])
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
