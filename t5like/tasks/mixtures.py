@@ -144,7 +144,7 @@ class TaskShare:
 
 def shares(mixture: seqio.Mixture, split: str = "train") -> list[TaskShare]:
   """Returns size, rate and share of each task; a task without the split has rate 0."""
-  rates = {task.name: mixture.get_rate(task) if split in task.splits else 0.0 for task in mixture.tasks}
+  rates = {task.name: _rate_in(mixture, task) if split in task.splits else 0.0 for task in mixture.tasks}
   total = sum(rates.values())
   if not total:
     raise UserError(f"no task of the mixture {mixture.name!r} has a rate above 0 in split {split!r}")
@@ -154,6 +154,20 @@ def shares(mixture: seqio.Mixture, split: str = "train") -> list[TaskShare]:
     TaskShare(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
     for name in (*order, *(name for name in rates if name not in order))
   ]
+
+
+def _rate_in(mixture: seqio.Mixture, task: seqio.Task) -> float:
+  try:
+    return mixture.get_rate(task)
+  except UserError:
+    raise
+  except Exception as error:  # seqio's own functions fail on a task whose size is not known
+    raise UserError(
+      f"the rate of task {task.name!r} in the mixture {mixture.name!r} cannot be computed",
+      because=f"{type(error).__name__}: {error}",
+      size="unknown" if _size_if_known(task) is None else "",
+      try_="num_input_examples of its source, or a number as its rate",
+    ) from error
 
 
 def _size_if_known(task: seqio.Task) -> int | None:

@@ -137,3 +137,5 @@ def check_split(task: seqio.Task, split: str) -> None:
     raise UserError(
       f"task {task.name!r} has no split {split!r}", nearest=nearest(split, task.splits), known=", ".join(task.splits)
     )
+  if isinstance(task.source, seqio.FileDataSource) and not task.source.list_shards(split):
+    raise UserError(f"no files for split {split!r} of task {task.name!r}", source=task.source)

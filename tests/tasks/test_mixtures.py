@@ -149,6 +149,21 @@ def test_an_unknown_size_must_be_given(corpora, tmp_path):
     training_examples(task)
   register_mixture("given_sizes", {"of_unknown_size": 300, "mixed_a": 100})
   assert proportions("given_sizes") == {"of_unknown_size": 0.75, "mixed_a": 0.25}
+  seqio.MixtureRegistry.remove("by_seqio")
+  mixture = seqio.MixtureRegistry.add("by_seqio", ["of_unknown_size"], default_rate=seqio.mixing_rate_num_examples)
+  with pytest.raises(UserError, match="rate of task 'of_unknown_size' in the mixture 'by_seqio' cannot be computed"):
+    shares(mixture)
+
+
+def test_a_source_without_files_is_named(tmp_path):
+  features = {"targets": registry.default_features()["targets"]}
+  source = seqio.TextLineDataSource({"train": str(tmp_path / "none*.txt")})
+  task = registry.register_task(
+    "without_files", source=source, preprocessors=[seqio.preprocessors.tokenize], output_features=features
+  )
+  with pytest.raises(UserError, match="no files for split 'train' of task 'without_files'") as error:
+    registry.check_split(task, "train")
+  assert "none*.txt" in str(error.value)
 
 
 @pytest.mark.slow
