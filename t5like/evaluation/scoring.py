@@ -21,6 +21,7 @@ from t5like.errors import UserError
 from t5like.files.module_files import is_inside
 from t5like.tasks.metrics import MOVED_MODULES
 from t5like.tasks.metrics import values as metric_values
+from t5like.tasks.metrics.pairing import equal
 from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
 from t5like.tasks.seqio_examples import as_seqio_calls
 from t5like.training.records.model_dir import write_text
@@ -73,7 +74,14 @@ class Evaluation:
     about |= {name: found for name in ("others", "failures") if (found := getattr(self, name))}
     about |= {"data": data} if data else {}
     write_text(about_path(path), json.dumps(about, indent=2) + "\n")
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows))
+
+
+def _as_json(value: Any) -> Any:
+  """Returns what a user's postprocessor has returned, NumPy's values or bytes, as JSON can hold it."""
+  if isinstance(value, bytes):
+    return value.decode(errors="replace")
+  return value.tolist() if isinstance(value, np.ndarray | np.generic) else repr(value)
 
 
 def about_path(predictions: Path) -> Path:
@@ -89,8 +97,10 @@ def predictions_path(folder: Path, task: str, split: str, step: int, examples: i
 
 def is_correct(prediction: Any, target: Any) -> bool:
   """Whether an answer equals the target, or one of several targets."""
-  return prediction == target or (
-    isinstance(target, list) and not isinstance(prediction, list) and prediction in target
+  return equal(target, prediction) or (
+    isinstance(target, list)
+    and not isinstance(prediction, list | tuple | np.ndarray)
+    and any(equal(one, prediction) for one in target)
   )
 
 

@@ -3,10 +3,11 @@
 import json
 
 import gin
+import numpy as np
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.scoring import check_functions, find_function, score_answers
+from t5like.evaluation.scoring import Evaluation, check_functions, find_function, is_correct, score_answers
 
 SCORING = {
   "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
@@ -93,6 +94,15 @@ def test_custom_metrics_and_postprocessors(tmp_path, monkeypatch):
   check_functions(scoring, ["own_scores"])
   with pytest.raises(UserError, match="needs an explicitly trusted module"):
     check_functions({**scoring, "postprocessor": None}, [])
+
+
+def test_values_of_numpy_are_compared_and_written(tmp_path):
+  row = {"inputs": "a", "prediction": np.array([1, 2]), "target": [np.int64(1), b"x"]}
+  evaluation = Evaluation({}, {}, [row], "", [], {}, {})
+  assert "wrong: array([1, 2])" in evaluation.report("t", "s", step=1, shown=1)
+  evaluation.write(tmp_path / "rows.jsonl")
+  assert json.loads((tmp_path / "rows.jsonl").read_text()) == {"inputs": "a", "prediction": [1, 2], "target": [1, "x"]}
+  assert is_correct(np.array([1, 2]), np.array([1, 2])) and is_correct("a", ["b", "a"]) and not is_correct("c", ["a"])
 
 
 def test_metrics_may_register_with_gin_after_a_configuration_was_loaded(tmp_path, monkeypatch):
