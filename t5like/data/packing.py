@@ -97,7 +97,7 @@ class _Filling:
     self.room = room
     self.rows = 0
     self._left: dict[tuple[int, ...], list[np.ndarray]] = {}  # row numbers by room left on each side
-    self._counts = np.zeros(room + 1, np.int64)  # rows with that room left
+    self._waits = np.zeros(room + 1, bool)  # whether rows have that room left
     self._placed: list[tuple[np.ndarray, int]] = []
 
   def place(self, class_number: int, lengths: np.ndarray, count: int) -> None:
@@ -115,9 +115,10 @@ class _Filling:
       count -= len(taken)
 
   def _tightest(self, lengths: np.ndarray) -> tuple[int, ...] | None:
-    fits = self._counts[tuple(slice(int(n), None) for n in lengths)] > 0
-    first = fits.reshape(-1).argmax()
-    if not fits.reshape(-1)[first]:
+    fits = self._waits[tuple(slice(int(n), None) for n in lengths)]
+    flat = fits.reshape(-1)
+    first = flat.argmax()
+    if not flat[first]:
       return None
     return tuple(int(i + n) for i, n in zip(np.unravel_index(first, fits.shape), lengths, strict=True))
 
@@ -126,13 +127,13 @@ class _Filling:
     rows = waiting.pop()
     if len(rows) > count:
       waiting.append(rows[count:])
-      rows = rows[:count]
-    self._counts[cell] -= len(rows)
+      return rows[:count]
+    self._waits[cell] = bool(waiting)
     return rows
 
   def _put(self, cell: tuple[int, ...], rows: np.ndarray) -> None:
     self._left.setdefault(cell, []).append(rows)
-    self._counts[cell] += len(rows)
+    self._waits[cell] = True
 
   def slots(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the row and the class of every slot."""
