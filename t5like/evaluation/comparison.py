@@ -144,7 +144,7 @@ class Selection:
 def read_answers(path: Path) -> PairedAnswers:
   rows = []
   try:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = storage.read_lines(path)
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the predictions {path}", because=error) from None
   for number, line in enumerate(lines, 1):

@@ -234,7 +234,7 @@ class PromptBuilder:
       raise UserError(
         f"--candidates={given} is neither a field of task {task!r} nor a file", fields=", ".join(fields[0])
       )
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in storage.read_lines(path) if line.strip()]
     if len(lines) < 2:
       raise UserError(f"{path} has {len(lines)} candidates", expected="at least 2, one per line")
     return [lines] * len(fields)

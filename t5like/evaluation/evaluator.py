@@ -129,7 +129,8 @@ class Evaluator:
 
   def _text(self, tokens: list[int], evaluation_set: EvaluationSet) -> str | list[int]:
     if evaluation_set.answers == "ids":
-      return tokens
+      target, eos = evaluation_set.fields[0]["targets_pretokenized"], self._model.special.eos
+      return like_targets(tokens, target, eos, self._decode.max_length)
     if self._settings.infill:
       sentinels = self._model.special.sentinels
       tokens = tokens[1:] if tokens and tokens[0] == sentinels[0] else tokens
@@ -138,3 +139,9 @@ class Evaluator:
     for stop in (*self._stops, *([] if evaluation_set.stop is None else [evaluation_set.stop])):
       text = text.partition(stop)[0]
     return text.strip() if self._settings.prompted else text
+
+
+def like_targets(tokens: list[int], target: Sequence[int], eos: int, max_length: int) -> list[int]:
+  """Returns the ids of an answer, which were decoded up to the end of sequence, with it where a target has it."""
+  ended = len(tokens) < max_length
+  return [*tokens, eos] if ended and list(target[-1:]) == [eos] else tokens

@@ -41,7 +41,7 @@ class Template:
   def read(cls, path: Path | str | None = None) -> Template:
     path = storage.as_path(path) if path else DEFAULT
     try:
-      text = path.read_text(encoding="utf-8")
+      text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"cannot read the prompt template {path}", because=error) from None
     return cls.parse(text, str(path))

@@ -115,6 +115,12 @@ def access_denied(what: str, path: object, error: OSError) -> UserError:
 _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 
 
+def read_lines(path: Path | RemotePath) -> list[str]:
+  """Reads lines that end with \\n or \\r\\n only: str.splitlines() also splits at characters such as U+2028."""
+  *lines, last = path.read_text(encoding="utf-8-sig").split("\n")
+  return [line.removesuffix("\r") for line in (*lines, *([last] if last else []))]
+
+
 def read_json(path: Path | RemotePath, kind: type = dict) -> Any:
   """Reads a JSON file. Raises ValueError if it is not JSON or not of `kind`, OSError if it cannot be read."""
   return parse_json(path.read_bytes(), kind)

@@ -108,8 +108,9 @@ def test_the_table_of_differences():
 
 
 def test_predictions_are_read_with_their_metrics(tmp_path):
-  row = {"inputs": "q", "prediction": "x y", "target": ["x", "y"]}
-  (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+  row = {"inputs": "q\u2028\u0085", "prediction": "x y", "target": ["x", "y"]}
+  (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+  assert read_answers(tmp_path / "a.jsonl").rows == [row]
   assert read_answers(tmp_path / "a.jsonl").metrics[0]["function"].endswith("accuracy")  # the default
   squad = {"function": "t5like.tasks.metrics:squad", "keywords": {}}
   (tmp_path / "a.scores.json").write_text(json.dumps({"metrics": [squad]}))

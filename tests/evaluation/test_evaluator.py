@@ -4,11 +4,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+import seqio
 
 from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.decoding import DecodeSettings
 from t5like.evaluation.answering import generate_answers, rank_answers
+from t5like.evaluation.evaluator import like_targets
 from t5like.inference.batching import BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.prompts import prompt_batch
@@ -70,3 +72,11 @@ def test_prompt_masks_end_where_the_answer_begins():
   assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0], [0] * 5]
   for name in ("decoder_causal_attention", "decoder_segment_ids"):  # a filler row has one token
     assert prompts[name].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("decoded", [[105, 106, 1, 0, 0], [105, 1, 0, 0, 0], [105, 106, 107, 108, 109]])
+def test_answers_of_ids_end_as_targets_do(decoded):
+  """As in seqio, whose vocabulary of plain ids keeps the end of sequence."""
+  tokens = decoded[: decoded.index(EOS)] if EOS in decoded else decoded
+  assert like_targets(tokens, [7, EOS], EOS, len(decoded)) == seqio.PassThroughVocabulary(200, EOS).decode(decoded)
+  assert like_targets(tokens, [7], EOS, len(decoded)) == tokens

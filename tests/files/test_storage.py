@@ -350,3 +350,11 @@ def test_a_vocabulary_on_a_store_is_the_same_vocabulary(store):
     assert load_vocabulary(name).fingerprint == own.fingerprint
   with pytest.raises(UserError, match="vocabulary not found"):
     load_vocabulary(f"{ROOT}/nothing/here.model")
+
+
+@pytest.mark.parametrize("text", ["\ufeffyes\r\nno\u2028 more\r\n", "yes\nno\u2028 more"])
+def test_lines_end_with_a_newline_only(tmp_path, text):
+  (tmp_path / "lines.txt").write_bytes(text.encode())
+  assert storage.read_lines(tmp_path / "lines.txt") == ["yes", "no\u2028 more"]
+  (tmp_path / "lines.txt").write_bytes(b"")
+  assert storage.read_lines(tmp_path / "lines.txt") == []
