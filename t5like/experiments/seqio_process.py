@@ -23,9 +23,10 @@ def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
   return _query({"ask": "members", "task": task, "split": split, "modules": list(modules)})
 
 
-def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
-  """Returns each task of a mixture, its fraction and its size (None if unknown); for a task, only itself."""
-  return [tuple(row) for row in _query({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
+def shares(rates: Mapping[str, float], split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
+  """Returns the tasks of a mix of tasks and mixtures: each with its fraction and its size (None if unknown)."""
+  asked = {"ask": "shares", "task": ", ".join(rates), "rates": dict(rates), "split": split, "modules": list(modules)}
+  return [tuple(row) for row in _query(asked)]
 
 
 def label_forms(
@@ -75,10 +76,14 @@ def _members(request: dict[str, Any]) -> list[str]:
 def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
   from t5like.tasks import mixtures, registry
 
-  found = registry.find_task_or_mixture(request["task"], request["modules"])
-  if not mixtures.is_mixture(found):
-    return [(found.name, 1.0, None)]
-  return [(row.task, row.share, row.size) for row in mixtures.shares(found, request["split"]) if row.rate > 0]
+  rows, total = [], sum(request["rates"].values())
+  for name, rate in request["rates"].items():
+    found, part = registry.find_task_or_mixture(name, request["modules"]), rate / total
+    if mixtures.is_mixture(found):
+      rows += [(s.task, part * s.share, s.size) for s in mixtures.shares(found, request["split"]) if s.rate > 0]
+    else:
+      rows.append((found.name, part, None))
+  return rows
 
 
 def _forms(request: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:

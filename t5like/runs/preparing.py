@@ -227,9 +227,10 @@ def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
 
 def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
   """Returns task, share and size (from seqio) of the tasks that a run would read, before they are tokenized."""
-  if experiment.mix or experiment.corpus_files or not can_build():
+  if experiment.corpus_files or not can_build():
     return []
-  return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
+  rates = experiment.mix or {experiment.task: 1.0}
+  return task_process.shares(rates, experiment.split, experiment.task_modules)
 
 
 def without_corpus(experiment: Experiment) -> dict[str, float]:

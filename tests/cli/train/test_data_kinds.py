@@ -26,6 +26,15 @@ def test_the_task_name_may_contain_the_objective(t5like, pretrain, tmp_path):
   assert "implies the objective prefix_lm, but OBJECTIVE is SpanCorruption(" in err and "--gin.TASK=novels" in err
 
 
+def test_a_dry_run_lists_the_tasks_of_a_mix_and_refuses_unknown_ones(t5like, pretrain, tmp_path):
+  line = [a for a in pretrain if "objectives/" not in a]
+  line += ["--gin.TASK=snli", "--gin.LENGTHS={'inputs': 32, 'targets': 8}", f"--gin.CACHE_DIR={tmp_path}/caches"]
+  line += [f"--gin.MODEL_DIR={tmp_path}/run", "--dry_run"]
+  card = t5like(*line, "--gin.MIX={'snli': 1, 'glue': 3}").stdout
+  assert "a mixture of 9 tasks" in card and "25.0%  snli" in card and "glue_sst2, 67,349 rows" in card
+  assert "no task 'nope'" in t5like(*line, "--gin.MIX={'snli': 1, 'nope': 3}", status=2).stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["bert_mlm_nsp", "roberta"])
 def test_an_encoder_trains_on_masked_lm(t5like, tmp_path, token_caches, objective):
