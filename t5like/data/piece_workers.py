@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from t5like.errors import UserError
+from t5like.files.child_processes import ending
 
 PieceId = tuple[int, int]  # part, piece
 Result = tuple[PieceId, dict[str, Any]]  # with the entry of the shard
@@ -82,11 +83,9 @@ class PieceWorkers:
   def _died(self, connection: Connection) -> UserError:
     process = next(p for p, c in self._workers if c is connection)
     process.join(timeout=5)
-    status = process.exitcode
-    how = signal.Signals(-status).name if status and status < 0 else f"status {status}"
     return UserError(
       "a token cache worker died",
-      because=f"{how}, possibly out of memory" if how == "SIGKILL" else how,
+      because=ending(process.exitcode),
       try_="run the same command again to resume; fewer --workers need less memory",
     )
 

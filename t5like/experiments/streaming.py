@@ -31,6 +31,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import special_tokens
 from t5like.experiments.phases import Phase
 from t5like.files import storage
+from t5like.files.child_processes import ending
 from t5like.models.config import TransformerConfig
 from t5like.objectives import Lengths, Objective
 from t5like.tasks.quiet_start import load_seqio
@@ -197,11 +198,9 @@ class StreamProcess:
 
   def _died(self) -> UserError:
     self._process.join(timeout=5)
-    status = self._process.exitcode
-    how = signal.Signals(-status).name if status and status < 0 else f"status {status}"
     return UserError(
       "the streaming process died",
-      because=f"{how}, possibly out of memory" if how == "SIGKILL" else how,
+      because=ending(self._process.exitcode),
       try_="run the same command again to resume from the last checkpoint",
     )
 

@@ -15,6 +15,14 @@ _PARENT_VARIABLE = "T5LIKE_PARENT"
 _LIBRARY = ctypes.CDLL(None)  # loaded before any fork
 
 
+def ending(status: int | None) -> str:
+  """Describes how a process ended, from the status that Python reports: negative for a signal."""
+  if status is None or status >= 0:
+    return f"status {status}"
+  name = signal.Signals(-status).name
+  return f"{name}, possibly out of memory" if name == "SIGKILL" else name
+
+
 class Children:
   """While active, forwards SIGINT and SIGTERM to all running children; `received_signal` is the last one."""
 

@@ -7,7 +7,6 @@ the device time. A worker that is killed, or that loses its device, is restarted
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from t5like.errors import UserError
-from t5like.files.child_processes import Children, shell_status
+from t5like.files.child_processes import Children, ending, shell_status
 
 DEVICE_LOST = 75  # exit status of a worker (EX_TEMPFAIL): a new process may succeed
 _SHARE = "T5LIKE_DEVICE_SHARE"
@@ -38,9 +37,7 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     status = preparing.wait()
     children.reap(preparing)
     if status < 0 and children.received_signal is None:
-      name = signal.Signals(-status).name
-      why = ", possibly out of memory" if name == "SIGKILL" else ""
-      print(f"the process that prepares the data was killed by {name}{why}", file=sys.stderr, flush=True)
+      print(f"the process that prepares the data was killed by {ending(status)}", file=sys.stderr, flush=True)
     if status or children.received_signal is not None:
       return shell_status(status) or 128 + children.received_signal
     if hint := mps_hint():
