@@ -6,11 +6,10 @@ module needs neither seqio nor TensorFlow.
 
 from __future__ import annotations
 
-import collections
 import functools
 import json
 import resource
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from t5like.data.mirror import MANIFEST, check_remote, copy_to_mirror
 from t5like.data.shards import CheckedFile, repair_command
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.source_files import changed_file, other_files
 from t5like.objectives import Ragged
 
 FORMAT = 2
@@ -386,35 +386,15 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str, files:
   if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
     return "it does not record the vocabulary of its targets"
   sources = cache.manifest["description"]["source_files"]
-  return _changed_file(sources) or (_other_files(sources, files) if isinstance(files, str) else "")
+  return changed_file(sources, _written(cache)) or (other_files(sources, files) if isinstance(files, str) else "")
 
 
-def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
-  """Returns which source file has another size now, or ''; files that are not there are not needed any more."""
-  listings: dict[Path, dict[str, Any]] = {}  # of folders on a store, which may have a hundred thousand files
-  for source in sources:
-    path = storage.as_path(source["path"])
-    if storage.is_remote(path):
-      if path.parent not in listings:
-        listings[path.parent] = storage.files_in(path.parent)
-      size = listings[path.parent].get(path.name, {}).get("size")
-    else:
-      size = path.stat().st_size if path.is_file() else None
-    if size is not None and size != source["bytes"]:
-      return f"{path} has changed"
-  return ""
-
-
-def _other_files(sources: Sequence[Mapping[str, Any]], files: str) -> str:
-  """Returns which file is new or no longer read, or ''. They may be in another folder now, or not here at all."""
-  now = [storage.as_path(path) for path in storage.matching(files)]
-  sized = not any(map(storage.is_remote, now))  # by name alone on a store
-  found = collections.Counter((path.name, path.stat().st_size if sized else None) for path in now)
-  found.subtract((storage.as_path(source["path"]).name, source["bytes"] if sized else None) for source in sources)
-  changed = [(name, count) for (name, _), count in found.items() if count]
-  if not now or not changed:
-    return ""
-  return f"{changed[0][0]} is {'new' if changed[0][1] > 0 else 'not read any more'}"
+def _written(cache: TokenCache) -> float:
+  """Returns when a cache was written, in seconds."""
+  try:
+    return (cache.folder / MANIFEST).stat().st_mtime
+  except OSError:
+    return 0.0
 
 
 def _has_two_vocabularies(cache: TokenCache) -> bool:

@@ -27,6 +27,7 @@ from t5like.errors import UserError
 from t5like.experiments.corpus_files import CorpusFiles, are_several, member_files
 from t5like.files import data_card
 from t5like.files.data_card import OriginCounter
+from t5like.files.source_files import same_identities
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
@@ -124,7 +125,9 @@ def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:
 def is_description_of(written: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
   """Returns whether a cache's description is that of a task as it is now."""
   # Older caches do not record which other code the task uses.
-  return written == {name: value for name, value in description.items() if name in written or name != "uses"}
+  now = {name: value for name, value in description.items() if name in written or name != "uses"}
+  sources = [each.get("source_files") or [] for each in (written, now)]
+  return written == now | {"source_files": written.get("source_files")} and same_identities(*sources)
 
 
 Distribute = Callable[[CacheSettings, str, CacheJob], None]  # settings, the task's name, its job

@@ -7,11 +7,9 @@ later, in the loader.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -20,8 +18,8 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.files import storage
 from t5like.files.module_files import file_hash, module_file
+from t5like.files.source_files import file_identities
 from t5like.objectives.segments import TEXT_FIELDS
 from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.caching.code_closure import Closure
@@ -29,9 +27,6 @@ from t5like.tasks.caching.identity import code_identity, feature_identity, sourc
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
 
-_HASHED = 1 << 20  # bytes hashed at the start, middle and end of a file
-_READERS = 16  # files at a time
-_LISTED = 2000  # more files on a store are not read: its listing has their checksums
 # Text fields; "first", "second" and so on are those of an encoder, whose label is a number.
 _TEXTS = ("inputs", "targets", *TEXT_FIELDS)
 
@@ -112,7 +107,7 @@ def _describe(task: seqio.Task, split: str, steps: Sequence[Callable]) -> dict[s
     "task": task.name,
     "split": split,
     "source": source_identity(task.source),
-    "source_files": _file_identities(_source_files(task.source, split)),
+    "source_files": file_identities(_source_files(task.source, split)),
     "preprocessors": [code_identity(step) for step in steps],
     "uses": Closure([task.source, *steps]).digest,
   }
@@ -170,37 +165,6 @@ def _source_files(source: seqio.DataSource, split: str) -> list[str]:
   if files is not None:
     return [files[split]]
   return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource | seqio.TfdsDataSource) else []
-
-
-def _file_identities(paths: Sequence[str]) -> list[dict[str, Any]]:
-  if len(paths) > _LISTED and all(map(storage.is_remote, paths)):
-    listed = _listings(paths)
-    return [{"path": path} | listed.get(path, {}) for path in paths]
-  with ThreadPoolExecutor(_READERS, "identity") as pool:
-    return list(pool.map(_file_identity, paths))
-
-
-def _listings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Returns size and checksum of the files in the folders of these files, as the store lists them."""
-  found = {}
-  for folder in {storage.as_path(path).parent for path in paths}:
-    for name, about in storage.files_in(folder).items():
-      found[str(folder / name)] = {"bytes": about["size"], "checksum": about.get("crc32c") or about.get("etag")}
-  return found
-
-
-def _file_identity(path: str) -> dict[str, Any]:
-  """Returns size and a hash of start, middle and end of a file: hashing terabytes would take too long."""
-  data = storage.as_path(path)
-  if not data.is_file():
-    return {"path": path}
-  size = data.stat().st_size
-  digest = hashlib.sha256()
-  with data.open("rb") as content:
-    for start in (0, (size - _HASHED) // 2, size - _HASHED):
-      content.seek(max(start, 0))
-      digest.update(content.read(_HASHED))
-  return {"path": path, "bytes": size, "sha256_of_parts": digest.hexdigest()}
 
 
 def _importable(function: Callable) -> dict[str, Any]:
