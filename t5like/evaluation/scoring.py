@@ -99,7 +99,7 @@ def is_correct(prediction: Any, target: Any) -> bool:
   """Whether an answer equals the target, or one of several targets."""
   return equal(target, prediction) or (
     isinstance(target, list)
-    and not isinstance(prediction, list | tuple | np.ndarray)
+    and not isinstance(prediction, list | np.ndarray)
     and any(equal(one, prediction) for one in target)
   )
 

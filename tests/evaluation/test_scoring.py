@@ -103,6 +103,7 @@ def test_values_of_numpy_are_compared_and_written(tmp_path):
   evaluation.write(tmp_path / "rows.jsonl")
   assert json.loads((tmp_path / "rows.jsonl").read_text()) == {"inputs": "a", "prediction": [1, 2], "target": [1, "x"]}
   assert is_correct(np.array([1, 2]), np.array([1, 2])) and is_correct("a", ["b", "a"]) and not is_correct("c", ["a"])
+  assert is_correct((1, 2), [(3, 4), (1, 2)])
 
 
 def test_metrics_may_register_with_gin_after_a_configuration_was_loaded(tmp_path, monkeypatch):
