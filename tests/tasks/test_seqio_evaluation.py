@@ -99,6 +99,7 @@ COLUMNS = {
   "answers": [["Zürich", "the city"], ["b", ""]],
   "none": [[], []],
   "number": [3, 4],
+  "score": [0.25, 1.5],
   "weights": [[0.5, 2.0], [1.5, 1.0]],
   "right": [True, False],
 }
