@@ -183,7 +183,7 @@ class Model(HeadMethods, InsideMethods):
   ) -> float | list[float]:
     """Returns the log-likelihood of each target given its input, summed over its tokens.
 
-    Without targets, a decoder scores the inputs themselves.
+    Without targets, a decoder scores the inputs, the first token after its start token (GPT-2: <|endoftext|>).
     """
     if targets is None and not self.is_decoder:
       raise UserError(f"{self.kind} needs targets to score", try_="score(inputs, targets)")
