@@ -156,6 +156,7 @@ STEPS = {
   "deterministic_python": ("text", [upper_by_python, *CLOSED]),
   "other_numbers": ("text", [with_numbers, *CLOSED]),
   "eos_before_trim": ("text", [TOKENIZE, seqio.preprocessors.append_eos]),
+  "eos_twice": ("tokens", [functools.partial(TOKENIZE, with_eos=True), seqio.preprocessors.append_eos]),
   "eos_by_tokenize": ("text", [functools.partial(TOKENIZE, with_eos=True)]),
   "tokenize_and_eos": ("text", [seqio.preprocessors.tokenize_and_append_eos]),
   "no_eos_step": ("text", [TOKENIZE]),

@@ -123,6 +123,8 @@ class Steps:
       return f"the step {others[0]} works on tokens"
     if by_length := [step_name(s) for s in self.before if "sequence_length" in inspect.signature(s).parameters]:
       return f"the step {by_length[0]} depends on the sequence length"
+    if len(self._closing_steps()) > 1:
+      return "its steps append EOS more than once"
     if own_vocabulary(task.output_features) is None and not self.is_encoder_form:
       return "its inputs and targets have different vocabularies"
     return ""
@@ -130,17 +132,20 @@ class Steps:
   def closing(self, task: seqio.Task) -> dict[str, Closing]:
     """Returns when EOS is appended to each feature."""
     appended: Closing = "none"
-    functions = [unbound(step) for step in (self.tokenize, *self.after)]
-    if seqio.preprocessors.append_eos_after_trim in functions:
-      appended = "after_trim"
-    elif {seqio.preprocessors.append_eos, seqio.preprocessors.tokenize_and_append_eos} & set(functions):
-      appended = "before_trim"
-    elif bound_keywords(self.tokenize).get("with_eos"):
-      appended = "before_trim"
+    for step in self._closing_steps():
+      appended = "after_trim" if step is seqio.preprocessors.append_eos_after_trim else "before_trim"
     features = task.output_features
     return {n: appended if features[n].add_eos else "none" for n in ("inputs", "targets") if n in features}
 
+  def _closing_steps(self) -> list[Callable]:
+    """Returns the steps that append EOS."""
+    closing = [step for step in map(unbound, (self.tokenize, *self.after)) if step in _CLOSING]
+    return closing + [unbound(self.tokenize)] * bool(bound_keywords(self.tokenize).get("with_eos"))
 
+
+_CLOSING = (
+  seqio.preprocessors.append_eos, seqio.preprocessors.append_eos_after_trim, seqio.preprocessors.tokenize_and_append_eos
+)  # fmt: skip
 _TOKENIZE = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 _KNOWN_AFTER = (seqio.preprocessors.append_eos, seqio.preprocessors.append_eos_after_trim, objective_adapter.corrupt)
 
