@@ -6,6 +6,7 @@ import pytest
 
 from t5like.ablations.sweep.collect import _devices
 from t5like.ablations.sweep.plan import plan_sweep
+from t5like.ablations.sweep.results import result_path
 from t5like.ablations.sweep.settings import SweepSettings, complete_settings, read_settings, record_settings
 from t5like.errors import UserError
 
@@ -64,6 +65,31 @@ def test_an_invalid_recipe_can_be_added_to_a_sweep(tmp_path):
   assert {run.recipe for run in planner.runs({})} == {"own/broken"} and planner.vocabulary == "tiny"
   with pytest.raises(UserError, match="none of them"):
     planner.experiment("own/broken")
+
+
+def test_a_recipe_that_has_results_may_not_change(tmp_path, monkeypatch):
+  """Its seeds would be runs of two recipes; one that failed may be mended."""
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "objective_of_mine.py").write_text("SIZE = 1\n")
+  recipe = tmp_path / "mine.gin"
+  recipe.write_text(f"import objective_of_mine\ninclude 'ablations/recipes/{SPANS}.gin'\n")
+  given = SweepSettings([], [], "smoke", 1, ["snli"], [], {"own/mine": str(recipe)})
+  sweep = tmp_path / "sweep"
+  sweep.mkdir()
+  record_settings(sweep, complete_settings(sweep, given))
+  (tmp_path / "objective_of_mine.py").write_text("SIZE = 2\n")
+  record_settings(sweep, complete_settings(sweep, given))
+  path = result_path(sweep, "own/mine", 0)
+  path.parent.mkdir()
+  path.write_text("{}")
+  record_settings(sweep, complete_settings(sweep, NOTHING))
+  for file in (tmp_path / "objective_of_mine.py", recipe):
+    before = file.read_text()
+    file.write_text(before + "# changed\n")
+    with pytest.raises(UserError, match="the recipe own/mine has changed, and .* has results of it"):
+      record_settings(sweep, complete_settings(sweep, given))
+    file.write_text(before)
+  record_settings(sweep, complete_settings(sweep, given))
 
 
 def test_devices_are_read_from_the_run_card(tmp_path):

@@ -81,6 +81,11 @@ def result_path(sweep_dir: Path, recipe: str, seed: int) -> Path:
   return Path(sweep_dir) / RESULTS / f"{run_name(recipe, seed)}.json"
 
 
+def has_results(sweep_dir: Path, recipe: str, seeds: int) -> bool:
+  """Whether a recipe has finished with one of the seeds."""
+  return any(result_path(sweep_dir, recipe, seed).is_file() for seed in range(seeds))
+
+
 def failure_path(sweep_dir: Path, recipe: str, seed: int) -> Path:
   return Path(sweep_dir) / FAILURES / f"{run_name(recipe, seed)}.json"
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from t5like.ablations.sweep.results import SWEEP, write_json
+from t5like.ablations.sweep.results import SWEEP, has_results, write_json
 from t5like.ablations.tables import RECIPES, TABLES, find_tables, recipes_of
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.module_files import file_hash, module_file
 
 SCALES = ("paper", "small", "midi", "mini", "smoke")
 # Fixed when a sweep is created: results would not be comparable otherwise.
@@ -33,6 +36,7 @@ class SweepSettings:
   task_modules: list[str] = dataclasses.field(default_factory=list)
   gin: list[list[str]] = dataclasses.field(default_factory=list)  # overrides: pairs of name and text
   created: str = ""
+  recipe_digests: dict[str, str] = dataclasses.field(default_factory=dict)  # of custom recipes, by name
 
   @property
   def heads(self) -> bool:
@@ -53,6 +57,7 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
   tables = find_tables(given.tables or (previous.tables if rows else []))
   recipes = [*(recipes_of(tables, rows) if tables or rows else []), *given.custom_recipes]
   _check_alike([*recipes, *previous.recipes])
+  files = previous.custom_recipes | given.custom_recipes
   return SweepSettings(
     tables=[table.number for table in tables] or previous.tables,
     recipes=recipes or previous.recipes,
@@ -60,7 +65,8 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
     seeds=given.seeds or previous.seeds,
     tasks=given.tasks or previous.tasks,
     corpus=given.corpus or previous.corpus,
-    custom_recipes=previous.custom_recipes | given.custom_recipes,
+    custom_recipes=files,
+    recipe_digests={name: digest for name, file in files.items() if (digest := _recipe_digest(file))},
     task_modules=given.task_modules or previous.task_modules,
     gin=given.gin or previous.gin,
   )
@@ -91,8 +97,16 @@ def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
         requested=getattr(requested, name),
         try_="another --sweep_dir, or the original options",
       )
+  for name, digest in requested.recipe_digests.items():
+    if found.recipe_digests.get(name, digest) != digest and has_results(sweep_dir, name, found.seeds):
+      raise UserError(
+        f"the recipe {name} has changed, and {sweep_dir} has results of it",
+        file=requested.custom_recipes[name],
+        try_="another name for the file, or another --sweep_dir",
+      )
   return dataclasses.replace(
     found,
+    recipe_digests=found.recipe_digests | requested.recipe_digests,
     tables=sorted({*found.tables, *requested.tables}, key=list(TABLES).index),
     recipes=list(dict.fromkeys([*found.recipes, *requested.recipes])),
     custom_recipes=found.custom_recipes | requested.custom_recipes,
@@ -100,11 +114,26 @@ def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
   )
 
 
+def _recipe_digest(file: str) -> str:
+  """Returns a hash of a recipe's file and of the modules that it imports; '' if the file is not on this machine."""
+  path = Path(file)
+  if not path.is_file():
+    return ""
+  imported = re.findall(
+    r"^\s*(?:import|from)\s+([\w.]+)", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
+  )
+  files = [path, *filter(None, map(module_file, imported))]
+  return hashlib.sha256("".join(map(file_hash, files)).encode()).hexdigest()[:16]
+
+
 def record_settings(sweep_dir: Path, requested: SweepSettings) -> None:
   """Adds `requested` to the sweep in the directory."""
   merged, path = merge_settings(sweep_dir, requested), sweep_dir / SWEEP
   if not path.is_file() or merged != read_settings(sweep_dir):
-    write_json(path, {_KEYS.get(name, name): value for name, value in dataclasses.asdict(merged).items()})
+    values = dataclasses.asdict(merged)
+    if not merged.recipe_digests:
+      del values["recipe_digests"]
+    write_json(path, {_KEYS.get(name, name): value for name, value in values.items()})
 
 
 def read_settings(sweep_dir: Path) -> SweepSettings:
