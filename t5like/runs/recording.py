@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,12 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
     "MIX": dict(experiment.mix),
     "BATCH_SIZE": experiment.batch_size,
     "LENGTHS": dict(experiment.lengths),
+    "OBJECTIVE": re.sub(" at 0x[0-9a-f]+", "", repr(experiment.objective)),
   }
+
+
+_MEANINGS = dict.fromkeys(("TASK", "SPLIT"), "different rows from now on")
+_MEANINGS["OBJECTIVE"] = "different inputs and targets from now on"
 
 
 def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:
@@ -71,7 +77,7 @@ def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[s
       continue
     was = before[name]
     if name != "BATCH_SIZE" or not isinstance(was, int) or run.stream:
-      meaning = "different rows from now on" if name in ("TASK", "SPLIT") else "earlier rows may repeat"
+      meaning = _MEANINGS.get(name, "earlier rows may repeat")
     elif value < was:
       meaning = f"rows {step * value:,} to {step * was:,} repeat"
     else:

@@ -187,7 +187,7 @@ def _cautions(comparison: TableComparison) -> list[str]:
 
 def correlation_text(found: RankCorrelation | None) -> str:
   if found is None:
-    return "fewer than three rows"
+    return "fewer than three rows have a score here and in the paper"
   if found.spearman is None:
     return f"undefined: all scores are equal (n = {found.n})"
   about = "" if found.exact else ", from sampled permutations"

@@ -189,5 +189,7 @@ def test_a_run_resumed_with_other_data_reports_the_changes(t5like, steady, half)
   out = t5like(*run, "--gin.TRAIN_STEPS=3", "--gin.BATCH_SIZE=16").stdout
   assert "BATCH_SIZE = 16, was 8 up to step 2: rows 16 to 32 are skipped" in out
   assert "LENGTHS = {'inputs': 24}, was {'inputs': 32} up to step 2: earlier rows may repeat" in out
-  out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.BATCH_SIZE=8").stdout
+  assert "OBJECTIVE" not in out.split("----")[0]
+  out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.BATCH_SIZE=8", "--gin.NOISE_DENSITY=0.5").stdout
   assert "BATCH_SIZE = 8, was 16 up to step 3: rows 24 to 48 repeat" in out and "LENGTHS =" not in out.split("----")[0]
+  assert re.search(r"OBJECTIVE = .*density=0.5.* was .*density=0.15.* up to step 3: different inputs and targets", out)
