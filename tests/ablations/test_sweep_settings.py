@@ -92,6 +92,16 @@ def test_a_recipe_that_has_results_may_not_change(tmp_path, monkeypatch):
   record_settings(sweep, complete_settings(sweep, given))
 
 
+def test_rows_may_be_custom_recipes(tmp_path):
+  given = SweepSettings([7], [], "smoke", 1, ["snli"], [], {"own/a": "a.gin", "own/b": "b.gin"})
+  assert complete_settings(tmp_path, given, ["own/b"]).recipes == ["own/b"]
+  assert complete_settings(tmp_path, given, ["3", "own/b"]).recipes == [SPANS, "own/b"]
+  assert complete_settings(tmp_path, given, ["3"]).recipes == [SPANS, "own/a", "own/b"]
+  assert complete_settings(tmp_path, given).recipes[-2:] == ["own/a", "own/b"]
+  with pytest.raises(UserError, match="no row 'own/c'"):
+    complete_settings(tmp_path, given, ["own/c"])
+
+
 def test_devices_are_read_from_the_run_card(tmp_path):
   (tmp_path / "run_card.txt").write_text("run\n  devices   8 x TPU v4 on 2 host(s), mesh data=8\n")
   assert _devices(tmp_path) == ("TPU v4", 8)  # of an earlier version

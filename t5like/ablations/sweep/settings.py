@@ -55,9 +55,11 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
   if not (started or given.tables or given.custom_recipes):
     raise UserError("no table to reproduce", known=", ".join(map(str, TABLES)), try_="--table=7")
   tables = find_tables(given.tables or (previous.tables if rows else []))
-  recipes = [*(recipes_of(tables, rows) if tables or rows else []), *given.custom_recipes]
-  _check_alike([*recipes, *previous.recipes])
   files = previous.custom_recipes | given.custom_recipes
+  custom, others = [row for row in rows if row in files], [row for row in rows if row not in files]
+  of_tables = recipes_of(tables, others) if others or (tables and not rows) else []
+  recipes = [*of_tables, *(custom or given.custom_recipes)]
+  _check_alike([*recipes, *previous.recipes])
   return SweepSettings(
     tables=[table.number for table in tables] or previous.tables,
     recipes=recipes or previous.recipes,
