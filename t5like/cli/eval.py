@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_languages, add_task_modules, task_modules
+from t5like.cli.options import add_languages, add_task_modules, option_lines, task_modules
 from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
   from t5like.console import say
 
-  hosts = parallel.start(config="\n".join(f"--{name}={value!r}" for name, value in sorted(vars(args).items())))
+  hosts = parallel.start(config=option_lines(args))
   if hosts:
     say(str(hosts))
   try:

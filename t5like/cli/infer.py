@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_languages, add_task_modules, task_modules
+from t5like.cli.options import add_languages, add_task_modules, option_lines, task_modules
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.files import storage
 
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
   _check_options(args)
   from t5like import parallel
 
-  parallel.start(config="\n".join(f"--{name}={value!r}" for name, value in sorted(vars(args).items())))
+  parallel.start(config=option_lines(args))
   interactive = not args.input and not args.task and sys.stdin.isatty()
   local = _local_files(args, interactive)
   with _errors_as_options():

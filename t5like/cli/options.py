@@ -24,6 +24,11 @@ def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def option_lines(args: argparse.Namespace) -> str:
+  """Returns the options of a command as text, which must be the same on all hosts."""
+  return "\n".join(f"--{name}={value!r}" for name, value in sorted(vars(args).items()))
+
+
 def read_experiment(args: argparse.Namespace) -> Experiment:
   """Returns the experiment that the gin files and overrides of the command line describe."""
   from t5like.experiments import reading

@@ -142,6 +142,6 @@ class Evaluator:
 
 
 def like_targets(tokens: list[int], target: Sequence[int], eos: int, max_length: int) -> list[int]:
-  """Returns the ids of an answer, which were decoded up to the end of sequence, with it where a target has it."""
+  """Returns the ids of an answer, with the end of sequence, which decoding leaves out, if targets have it."""
   ended = len(tokens) < max_length
   return [*tokens, eos] if ended and list(target[-1:]) == [eos] else tokens

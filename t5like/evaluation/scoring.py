@@ -23,7 +23,7 @@ from t5like.tasks.metrics import MOVED_MODULES
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.pairing import equal
 from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
-from t5like.tasks.seqio_examples import as_seqio_calls
+from t5like.tasks.seqio_examples import as_seqio_calls, plain
 from t5like.training.records.model_dir import write_text
 
 # Modules with metrics and postprocessors of tasks of t5like, seqio and the t5 library.
@@ -78,10 +78,9 @@ class Evaluation:
 
 
 def _as_json(value: Any) -> Any:
-  """Returns what a user's postprocessor has returned, NumPy's values or bytes, as JSON can hold it."""
-  if isinstance(value, bytes):
-    return value.decode(errors="replace")
-  return value.tolist() if isinstance(value, np.ndarray | np.generic) else repr(value)
+  """Converts what a user's postprocessor has returned; what JSON cannot hold is written as Python shows it."""
+  converted = plain(value)
+  return repr(value) if converted is value else converted
 
 
 def about_path(predictions: Path) -> Path:
@@ -167,7 +166,7 @@ def _unchanged(text: str, **unused) -> str:
 
 
 def with_ids(fields: list[Mapping[str, Any]], cache: TokenCache, eos: int) -> list[Mapping[str, Any]]:
-  """Returns the first examples of a cache for its postprocessor, with the ids of their features if it may read them."""
+  """Returns the first examples of a cache for its postprocessor, with ids unless it is one of ours that needs none."""
   entry = cache.scoring["postprocessor"]
   named = entry and str(entry.get("function"))
   if not named or (named.startswith("t5like.") and not named.endswith(":rank_classification")):
@@ -240,7 +239,7 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
     )
   try:
     function = functools.reduce(getattr, name.split("."), import_user_module(module))
-  except Exception as error:
+  except Exception as error:  # whatever the user's module raises
     raise UserError(
       f"cannot import the scoring function {named}",
       because=f"{type(error).__name__}: {error}",

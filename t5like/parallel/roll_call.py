@@ -191,4 +191,4 @@ def _own_lines(text: str, usual: str, others: list[str]) -> str:
   """Returns the lines of a configuration that the usual one lacks; of the usual one, those that any other lacks."""
   others = [other for other in others if other != usual] if text == usual else [usual]
   lines = [line for line in text.splitlines() if any(line not in other.splitlines() for other in others)]
-  return "\n".join(lines[:_LINES_SHOWN]) or "the lines of the others, in another order or fewer"
+  return "\n".join(lines[:_LINES_SHOWN]) or "no line that the others lack"

@@ -62,8 +62,11 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
   }
 
 
-_MEANINGS = dict.fromkeys(("TASK", "SPLIT"), "different rows from now on")
-_MEANINGS["OBJECTIVE"] = "different inputs and targets from now on"
+_MEANINGS = {
+  "TASK": "different rows from now on",
+  "SPLIT": "different rows from now on",
+  "OBJECTIVE": "different inputs and targets from now on",
+}
 
 
 def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:

@@ -1,4 +1,7 @@
-"""Calls postprocessors of users as seqio does: their `example` has bytes and NumPy arrays, not text and lists."""
+"""Examples in seqio's form, with bytes and NumPy arrays, and in ours, with text and lists, as JSON holds them.
+
+Postprocessors of users are called with seqio's.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,17 @@ import numpy as np
 Postprocessor = Callable[..., Any]
 
 
+def plain(value: Any) -> Any:
+  """Converts bytes to str and arrays to lists, for JSON."""
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, bytes):
+    return value.decode("utf-8", errors="replace")
+  if isinstance(value, list):
+    return [plain(v) for v in value]
+  return value
+
+
 def is_ours(function: Callable) -> bool:
   """Whether a function is t5like's, not a user's or another library's."""
   while isinstance(function, functools.partial):
@@ -19,7 +33,7 @@ def is_ours(function: Callable) -> bool:
 
 
 def as_seqio_calls(postprocess: Postprocessor) -> Postprocessor:
-  """Returns a postprocessor that takes our examples; ours read both forms."""
+  """Returns a postprocessor that takes examples in our form; t5like's own read both."""
   if is_ours(postprocess):
     return postprocess
 

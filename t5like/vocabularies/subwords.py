@@ -113,19 +113,22 @@ class SubwordVocabulary(Vocabulary):
     return tuple(token for _, token in sorted((int(match[1]), token) for match, token in named if match))
 
   @cached_property
+  def _added_special(self) -> set[int]:
+    """The tokens that the tokenizer itself marks as special."""
+    return {token for token, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
+
+  @cached_property
   def special_ids(self) -> frozenset[int]:
     named = {self.pad_id, self.eos_id, self.bos_id, self.cls_id, self.sep_id, self.mask_id}
-    added = {token for token, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
     unused = {token for piece, token in self._tokenizer.get_vocab().items() if _UNUSED.fullmatch(piece)}
     unknown = {None} if self.unk_id == self.eos_id else {None, self.unk_id}
-    return frozenset((named | added | unused | set(self.sentinel_ids)) - unknown)
+    return frozenset((named | self._added_special | unused | set(self.sentinel_ids)) - unknown)
 
   @cached_property
   def _not_text(self) -> frozenset[int]:
     """Special tokens that a decoded text leaves out: padding, marks of sequences and turns, languages."""
-    added = {token for token, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
     named = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
-    return frozenset(named | (added - {self.mask_id, self.unk_id, *self.sentinel_ids}))
+    return frozenset(named | (self._added_special - {self.mask_id, self.unk_id, *self.sentinel_ids}))
 
   @cached_property
   def language_ids(self) -> frozenset[int]:

@@ -84,7 +84,7 @@ def _saved_modules(rest: dict[str, np.ndarray], model: nn.Module) -> dict[str, n
           f"{rule.theirs} of the peft folder does not have the size of the base's",
           given=array.shape,
           expected=shapes[path],
-          hint="a base with more tokens, resized as before peft trained it, is saved with save_pretrained",
+          hint="resize the base first, as it was for peft's training, and save it with save_pretrained",
         )
     arrays |= found
   return arrays

@@ -9,9 +9,9 @@ import numpy as np
 import seqio
 
 from t5like.errors import UserError
-from t5like.tasks.caching.text_pipeline import plain
 from t5like.tasks.missing_data import explain_pipeline_errors
 from t5like.tasks.registry import check_split
+from t5like.tasks.seqio_examples import plain
 from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio, with_vocabulary
 from t5like.tasks.sources import seedable
 from t5like.vocabularies import Vocabulary, load_vocabulary, name_of

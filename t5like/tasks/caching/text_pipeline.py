@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -26,6 +25,7 @@ from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
+from t5like.tasks.seqio_examples import plain
 
 # Text fields; "first", "second" and so on are those of an encoder, whose label is a number.
 _TEXTS = ("inputs", "targets", *TEXT_FIELDS)
@@ -74,17 +74,6 @@ def texts(task: seqio.Task, split: str) -> Iterator[str]:
     for member in _TEXTS:
       if isinstance(example.get(member), str):
         yield example[member]
-
-
-def plain(value: Any) -> Any:
-  """Converts bytes to str and arrays to lists, for JSON."""
-  if isinstance(value, np.ndarray | np.generic):
-    value = value.tolist()
-  if isinstance(value, bytes):
-    return value.decode("utf-8", errors="replace")
-  if isinstance(value, list):
-    return [plain(v) for v in value]
-  return value
 
 
 def describe(task: seqio.Task, split: str) -> dict[str, Any]:
