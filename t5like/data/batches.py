@@ -49,6 +49,10 @@ class Batches:
   phases: Sequence[PhaseRows]
   share: HostShare = HostShare()
 
+  def plan(self) -> list[int]:
+    """Plans the rows of every phase, which may find that they are too short; returns how many an epoch has."""
+    return [phase.source.rows_per_epoch for phase in self.phases]
+
   def phase(self, step: int) -> tuple[PhaseRows, int]:
     """Returns the phase of a step, and the number of rows of its source consumed before that step.
 

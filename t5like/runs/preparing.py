@@ -109,9 +109,15 @@ class PreparedRun:
   flops_shares: list[float]  # of the plan's episodes: FLOPs of a step relative to one that trains everything
   fingerprint: dict[str, Any]
   start: StartingPoint
-  card: RunCard
   saved: Selection | None = None  # the parameters that checkpoints hold; None: all
   teacher: Teacher | None = None  # that the model of the experiment imitates
+  stream_reason: str = ""  # why a task streams that was not asked to
+  expected: Sequence[tuple[str, float, int | None]] = ()  # task, share and size, before a dry run has a token cache
+
+  @functools.cached_property
+  def card(self) -> RunCard:
+    """The summary of the run. On accelerators it takes seconds: they pass while the step compiles."""
+    return describe_run(self)
 
   @property
   def model(self) -> nn.Module:
@@ -193,6 +199,8 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
         raise
       experiment, stream_reason = dataclasses.replace(experiment, stream=True), reason.why
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
+  if batches is not None:
+    batches.plan()  # now, because it may raise UserError
   evaluated = []
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
@@ -207,13 +215,9 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
   shares = flops_shares(experiment.model, plan, without_teacher(spec.shapes.params), batch)
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
-  card = describe_run(
-    experiment, model_dir, mesh, plan, specs, shares, phases, batches, stream, start.description, stream_reason,
-    expected, start.fates, teacher,
-  )  # fmt: skip
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
-    fingerprint, start, card, saved, teacher,
+    fingerprint, start, saved, teacher, stream_reason, expected,
   )  # fmt: skip
 
 

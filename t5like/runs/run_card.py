@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -34,9 +33,10 @@ from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.runs.pools import POOLS
 from t5like.runs.saved_parameters import without_teacher
 from t5like.runs.starting_table import starting_data, starting_text
-from t5like.runs.teachers import Teacher, train_model
-from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
+
+if TYPE_CHECKING:
+  from t5like.runs.preparing import PreparedRun
 
 _MAX_LABELS = 8  # shown on the card
 _CARDS_SHOWN = 3  # of the data of a mixture
@@ -57,31 +57,16 @@ class RunCard:
     return json.dumps({**self.facts, "text": dict(self.entries)}, indent=1) + "\n"
 
 
-def describe_run(
-  experiment: Experiment,
-  model_dir: Path,
-  mesh: jax.sharding.Mesh,
-  plan: TrainingPlan,
-  specs: Sequence[StateSpec],
-  flops_shares: Sequence[float],
-  phases: Sequence[Phase],
-  batches: data.Batches | None,
-  stream: StreamProcess | None,
-  initialization: str,
-  stream_reason: str = "",
-  expected: Sequence[tuple[str, float, int | None]] = (),
-  fates: Sequence[Fate] = (),
-  teacher: Teacher | None = None,
-) -> RunCard:
-  config, cards = experiment.model.config, _data_cards(batches)
-  spec = specs[plan.episodes.index(plan.largest)]
+def describe_run(run: PreparedRun) -> RunCard:
+  experiment, plan, phases, batches, mesh = run.experiment, run.plan, run.phases, run.batches, run.mesh
+  config, cards, teacher, flops_shares = experiment.model.config, _data_cards(batches), run.teacher, run.flops_shares
+  spec = run.specs[plan.episodes.index(plan.largest)]
   lengths = phases[-1].lengths
   steps = steps_per_phase(phases, experiment.steps)
   tokens = [phase.batch_size * row_tokens(experiment.model, phase.lengths) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
-  model = train_model(experiment, teacher and teacher.model)
-  step_flops = [phase_flops(model, phase.batch_size, phase.lengths) for phase in phases]
+  step_flops = [phase_flops(run.model, phase.batch_size, phase.lengths) for phase in phases]
   parameters = parameter_count(without_teacher(spec.shapes.params))
   mean_share = sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(), strict=True)) / experiment.steps
   all_flops = round(mean_share * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
@@ -97,9 +82,9 @@ def describe_run(
     **({"teacher": teacher.describe()} if teacher else {}),
     **_computation_texts(experiment, lengths),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
-    "data": _stream_text(experiment, stream, stream_reason)
+    "data": _stream_text(experiment, run.stream, run.stream_reason)
     if experiment.stream
-    else _data_text(experiment, lengths, batches, all_rows, expected)
+    else _data_text(experiment, lengths, batches, all_rows, run.expected)
     + "".join(f"\nsee {card}" for card in itertools.islice(cards.values(), _CARDS_SHOWN)),
     "batch": "\n".join(
       f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens per step, "
@@ -117,8 +102,8 @@ def describe_run(
     "trains": plan.describe(),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at the start, {last:.3g} at the end",
     "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
-    "starts from": "\n".join(filter(None, [initialization, starting_text(fates)])),
-    "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
+    "starts from": "\n".join(filter(None, [run.start.description, starting_text(run.start.fates)])),
+    "writes to": f"{run.model_dir}\n{_checkpoints_text(experiment)}",
   }
   facts = {
     "versions": version_numbers(),
@@ -140,7 +125,7 @@ def describe_run(
     "seed": experiment.seed,
     POOLS: _pools(batches),
     "data_cards": cards,
-    "starts_from": {"source": initialization, "variables": starting_data(fates)},
+    "starts_from": {"source": run.start.description, "variables": starting_data(run.start.fates)},
   }
   return RunCard(entries, facts)
 

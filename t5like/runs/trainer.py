@@ -116,6 +116,7 @@ class Trainer:
     self._stopping = dataclasses.replace(experiment.early_stopping)  # it has state: a second run must start at 0
     self._plateaus = prepared.plan.plateau_counter()
     self._episode = prepared.start.episode
+    enable_compilation_cache(compiled_folder(experiment.cache_dir))
     self._steps: dict[int, CompiledSteps] = {}  # by episode
     self._scores: dict[str, float] = {}
     self._stopped_early = self._stop_requested = False
@@ -139,7 +140,6 @@ class Trainer:
   def opened(self) -> Iterator[None]:
     """Records the run and opens what it writes to; at the end, waits for the last checkpoint."""
     record_run(self._run)
-    enable_compilation_cache(compiled_folder(self._experiment.cache_dir))
     with self._checkpoints, self._interruption, self._own_watchdog:
       yield
       with self._goodput.spent_on("saving checkpoints"):
@@ -149,7 +149,7 @@ class Trainer:
   def _attempt(self, start: StartingPoint) -> TrainState:
     """Trains from a starting point to the end of the run; raises NotFinite at a step that is not finite."""
     experiment, run = self._experiment, self._run
-    self._compile_ahead(start)
+    self.compile_ahead(start)
     state = self.begin(start)
     with contextlib.closing(self.writer):
       if self._first_step < experiment.steps and not self._stopped_early:
@@ -161,8 +161,8 @@ class Trainer:
         self._evaluate("eval", evaluate, state)
     return state
 
-  def _compile_ahead(self, start: StartingPoint) -> None:
-    """Starts to compile the steps, which goes on while the state is initialized or restored."""
+  def compile_ahead(self, start: StartingPoint) -> None:
+    """Starts to compile the steps, which goes on while the run is described, and initialized or restored."""
     experiment, stopping = self._experiment, dataclasses.replace(self._experiment.early_stopping)
     if stopping.metric and stopping.restore(read_metrics(self._run.model_dir), start.step):
       return  # nothing is left to train

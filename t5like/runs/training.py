@@ -74,10 +74,13 @@ def train(
       prepared = prepare(experiment, init=given)
     if prepared.stream:
       opened.callback(prepared.stream.close)
-    say(str(prepared.card))
     by_default = (signal.SIGINT,) if threading.current_thread() is threading.main_thread() else ()
     chosen = by_default if signals is None else signals
-    result = Trainer(prepared, goodput, step_file, step, hooks, chosen, lock, end_process).run()
+    trainer = Trainer(prepared, goodput, step_file, step, hooks, chosen, lock, end_process)
+    trainer.compile_ahead(prepared.start)
+    with goodput.spent_on("preparing"):
+      say(str(prepared.card))
+    result = trainer.run()
   if signals is None and result.signal is not None:
     raise KeyboardInterrupt(f"stopped and saved at step {result.step}")
   return result

@@ -86,7 +86,8 @@ def batch_of(family: str, packed: bool) -> dict[str, np.ndarray]:
 
 def model_of(family: str, scan: bool, **fields):
   make, depths, more = FAMILIES[family]
-  return make(TransformerConfig(**SIZE, **dict.fromkeys(depths, 1 + scan), **more, scan_layers=scan, **fields))
+  layers = dict.fromkeys(depths, 1) | {depths[0]: 1 + scan}
+  return make(TransformerConfig(**SIZE, **layers, **more, scan_layers=scan, **fields))
 
 
 @functools.cache

@@ -80,3 +80,16 @@ def test_a_run_initializes_while_it_compiles(experiment, monkeypatch):
 
   # Nothing is left to train, so nothing is traced.
   assert train(experiment, step=lambda *given: pytest.fail("traced")).step == 2
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_run_is_described_while_it_compiles(experiment, capsys):
+  """The step is traced first: on an accelerator, to estimate the memory for the run card takes seconds."""
+
+  def step(*args):
+    print("traced")
+    return train_step(*args)
+
+  train(experiment, step=step)
+  printed = capsys.readouterr().out
+  assert printed.index("traced") < printed.index("parameters:") < printed.index("step 2/2")
