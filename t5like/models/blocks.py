@@ -8,7 +8,7 @@ import jax
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Dropout, Norm, ResidualScale, activate, constrain_activations, dense
+from t5like.models.layers import ACTIVATIONS, Dropout, Norm, ResidualScale, constrain_activations, dense, hidden_layer
 from t5like.models.modifications.experts import Experts
 from t5like.models.modifications.relative_attention import RelativeAttention
 from t5like.models.modifications.synthesizer import SynthesizerAttention
@@ -32,9 +32,7 @@ class MLP(nn.Module):
       gate_and_linear = fused_products(self, "wi", x)
       h = ACTIVATIONS[config.activation](gate_and_linear[..., 0, :]) * gate_and_linear[..., 1, :]
     else:
-      rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
-      drop = Dropout(rate).drawn((*x.shape[:-1], config.mlp_dim), deterministic)
-      h = activate(config, *map(project_in, ("wi_0", "wi_1") if config.gated_mlp else ("wi",)), drop=drop)
+      h = hidden_layer(config, project_in, x.shape[:-1], deterministic)
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     return dense(config, config.embed_dim, ("mlp", "embed"), role="residual", name="wo")(h)
 

@@ -214,6 +214,18 @@ class Dropout(nn.Module):
     return drawn_dropout(shape, self.rate, self.make_rng("dropout"))
 
 
+def hidden_layer(
+  config: TransformerConfig, project_in: Callable[[str], jax.Array], shape: tuple[int, ...], deterministic: bool
+) -> jax.Array:
+  """Returns the hidden layer [*shape, mlp] of an MLP, with dropout. Call it within a compact module.
+
+  project_in  multiplies the input by the kernel of a name: wi, or wi_0 and wi_1 of a gated MLP
+  """
+  rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
+  drop = Dropout(rate).drawn((*shape, config.mlp_dim), deterministic)
+  return activate(config, *map(project_in, ("wi_0", "wi_1") if config.gated_mlp else ("wi",)), drop=drop)
+
+
 def constrain_activations(x: jax.Array) -> jax.Array:
   """Constrains the sharding of activations [batch, length, embed]; a no-op without a mesh."""
   return nn.with_logical_constraint(x, ("batch", "length", "embed"))

@@ -151,15 +151,16 @@ def parse_topology(name: str) -> Topology:
   if bool(found[3]) != is_tpu:  # 'v5p-8' is a slice, 'h100x8' or 'h100' a machine
     form = f"{chip.name}-{8 * chip.cores}" if is_tpu else f"{chip.name}x8"
     raise UserError(f"invalid name for a machine of {chip.device_kind}s: {name!r}", try_=f"--topology={form}")
-  count = int(found[3] or found[4] or 1)
-  if count < 1 or groups < 1 or count % chip.cores:
+  count, unit = int(found[3] or found[4] or 1), "slice" if is_tpu else "machine"
+  if count < 1 or groups < 1:
+    raise UserError(f"{name!r} has no chips", expected=f"at least one {unit} with at least one chip")
+  if count % chip.cores:
     raise UserError(
       f"invalid size of {name!r}: {count}",
       expected=f"a multiple of {chip.cores}: {chip.name} slices are named by TensorCores, {chip.cores} per chip",
     )
   size = count // chip.cores
   if size > chip.max_size:
-    unit = "slice" if is_tpu else "machine"
     smaller = f"{-(-size // chip.max_size)}x{chip.name}{'-' if is_tpu else 'x'}{chip.max_size * chip.cores}"
     raise UserError(
       f"{name!r}: a {unit} of {chip.device_kind}s has at most {chip.max_size} chips, not {size}",

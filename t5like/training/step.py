@@ -194,9 +194,12 @@ def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any)
   return sums(batch) if count == 1 else sum_over_microbatches(sums, batch, count)
 
 
-def compile_train_step(*given: Any, **options: Any) -> jax.stages.Compiled:
+def compile_train_step(
+  model: nn.Module, optimizer: Optimizer, settings: LossSettings, spec: StateSpec, batch: Any, mesh: Mesh,
+  deterministic: bool = True, step: StepFunction = train_step,
+) -> jax.stages.Compiled:  # fmt: skip
   """Compiles the train step ahead of time: see `lower_train_step`."""
-  return lower_train_step(*given, **options)()
+  return lower_train_step(model, optimizer, settings, spec, batch, mesh, deterministic, step)()
 
 
 def lower_train_step(

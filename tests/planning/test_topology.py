@@ -38,7 +38,8 @@ def test_machines_by_name(name, kind, devices, groups):
     ("h100-8", "--topology=h100x8"),
     ("h100x16", "--topology=2xh100x8"),
     ("v5e-512", "--topology=2xv5e-256"),
-    ("0xv5e-4", "0xv5e-4"),
+    ("0xv5e-4", "'0xv5e-4' has no chips"),
+    ("h100x0", "at least one machine"),
     ("a laptop", "local"),
   ],
 )

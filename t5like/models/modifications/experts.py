@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, activate, kernel_init
+from t5like.models.layers import hidden_layer, kernel_init
 
 
 class Experts(nn.Module):
@@ -45,9 +45,7 @@ class Experts(nn.Module):
       kernel = self._kernel(name, (config.num_experts, config.embed_dim, config.mlp_dim), ("expert", "embed", "mlp"))
       return jnp.einsum("ebcd,edf->ebcf", x, kernel.astype(config.dtype))
 
-    rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
-    drop = Dropout(rate).drawn((*x.shape[:-1], config.mlp_dim), deterministic)
-    h = activate(config, *map(project_in, ("wi_0", "wi_1") if config.gated_mlp else ("wi",)), drop=drop)
+    h = hidden_layer(config, project_in, x.shape[:-1], deterministic)
     h = nn.with_logical_constraint(h, ("expert", "expert_rows", None, "mlp"))
     shape, axes = (config.num_experts, config.mlp_dim, config.embed_dim), ("expert", "mlp", "embed")
     return jnp.einsum("ebcf,efd->ebcd", h, self._kernel("wo", shape, axes, "residual").astype(config.dtype))
