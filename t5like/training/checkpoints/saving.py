@@ -115,9 +115,6 @@ class Checkpoints:
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
 
-  def latest_step(self) -> int | None:
-    return max(checkpoint_steps(self.folder.parent), default=None)
-
   def best_step(self) -> int | None:
     """Returns the best step by the metric of the retention policy; None without one."""
     return next(iter(self._retention.best_steps(checkpoint_metrics(self.folder.parent))), None)

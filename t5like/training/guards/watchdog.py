@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 STALLED = 124  # exit status, as of `timeout`, for launchers that restart; SIGALRM if no Python code can run
@@ -35,7 +35,6 @@ class Watchdog:
     self._seconds, self._report, self._end_process = float(seconds), report, end_process
     self._poll = min(self._seconds / 4, 5.0)  # seconds between checks
     self._last: float | None = None  # the last heartbeat; None: not armed
-    self._pauses = 0
     self._lock = threading.Lock()
     self._ended = threading.Event()
     self._last_resort = _LastResort(None if end_process is None else math.ceil(2 * self._poll) + 1)
@@ -60,22 +59,8 @@ class Watchdog:
     """Starts the count, even if a thread never releases the GIL from now on."""
     with self._lock:
       self.heartbeat()
-      if self._seconds > 0 and not self._pauses:
+      if self._seconds > 0:
         self._last_resort.postpone(self._seconds + self._poll)
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Suspends the count; it restarts at 0 afterwards."""
-    with self._lock:
-      self._pauses += 1
-      self._last_resort.cancel()
-    try:
-      yield
-    finally:
-      with self._lock:
-        self._pauses -= 1
-        if self._last is not None:
-          self.heartbeat()
 
   def _watch(self) -> None:
     checked, resumed = time.monotonic(), False
@@ -86,7 +71,7 @@ class Watchdog:
           self._last_resort.cancel_alarm()
         if resumed := since > 2 * self._poll + 1.0:
           self._discount(since - self._poll)
-        if self._last is None or self._pauses:
+        if self._last is None:
           continue
         self._last_resort.postpone(self._seconds + self._poll)
         if time.monotonic() - self._last < self._seconds:
