@@ -34,12 +34,14 @@ def pytest_addoption(parser):
   parser.addoption("--commit", help="write tests/gpu_results.json for this commit")
 
 
-def pytest_terminal_summary(terminalreporter, exitstatus, config):
-  """Records what passed on which device, with which versions; nothing if the tests were interrupted."""
-  commit = config.getoption("--commit")
-  if not commit or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+def pytest_sessionfinish(session):
+  """Records what passed on which device, with which versions; nothing unless all tests ran."""
+  commit, reporter = session.config.getoption("--commit"), session.config.pluginmanager.get_plugin("terminalreporter")
+  if not commit or reporter is None:  # the processes of pytest-xdist have none
     return
-  counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
+  counts = {kind: len(reporter.stats.get(kind, ())) for kind in ("passed", "failed", "error", "skipped")}
+  if sum(counts.values()) < session.testscollected:
+    return
   device = subprocess.run(
     ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True
   )
@@ -49,8 +51,6 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     "device": device.stdout.strip() or jax.devices()[0].device_kind,
     "versions": {name: __import__(name).__version__ for name in ("jax", "jaxlib", "flax", "optax")},
     **counts,
-    "failures": sorted(
-      report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())
-    ),
+    "failures": sorted(report.nodeid for kind in ("failed", "error") for report in reporter.stats.get(kind, ())),
   }
   RESULTS.write_text(json.dumps(result, indent=2) + "\n")
