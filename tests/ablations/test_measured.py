@@ -33,6 +33,17 @@ def test_tables_9_to_11_are_complete_and_the_readme_has_their_rows():
   assert readme_table(compare(measured)) in ABLATIONS_README
 
 
+def test_berts_table_5_is_complete_and_the_readme_has_its_rows():
+  measured = read_export("midi_bert5")
+  runs = {(result.recipe, result.seed) for result in measured.results}
+  assert runs == {(recipe, seed) for recipe in TABLES["bert5"].recipes for seed in range(3)} and not measured.failures
+  assert readme_table(compare(measured)) in ABLATIONS_README
+  section = ABLATIONS_README.split("## BERT's Table 5 at midi scale")[1].split("\n## ")[0]
+  losses = {recipe: [r.curve[-1][1] for r in measured.results if r.recipe == recipe] for recipe, _ in runs}
+  assert {f"{x:.1f}" for x in losses["bert/bert_mlm_nsp"]} == {"5.6"} and "still 5.6" in section
+  assert {f"{x:.2f}" for x in losses["bert/bert_mlm"]} <= {"2.84", "2.85", "2.86"} and "reach 2.85" in section
+
+
 def test_five_tables_at_midi_scale_are_complete_and_the_readme_has_their_rows():
   measured = read_export("midi")
   runs = {(result.recipe, result.seed) for result in measured.results}
@@ -114,7 +125,7 @@ def test_the_scale_has_not_changed(name):
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_to_11"])
+@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_to_11", "midi_bert5"])
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
