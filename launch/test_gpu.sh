@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: eight minutes with 16 cores, mostly compilation.
+# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: eight minutes with 16 cores, mostly to compile.
 # Programs that have not changed since the last run are not compiled again (~/.cache/t5like/gpu_check).
 #
 # usage: launch/test_gpu.sh [PYTEST_OPTION]...
