@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: eight minutes with 16 cores, mostly to compile.
-# Programs that have not changed since the last run are not compiled again (~/.cache/t5like/gpu_check).
+# Checks kernels, train steps and decoding on this machine's NVIDIA GPU. Most of the time is to compile.
 #
 # usage: launch/test_gpu.sh [PYTEST_OPTION]...
 #
@@ -27,5 +26,5 @@ cd "$repository"
 commit="$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 git diff --quiet HEAD 2>/dev/null || commit="$commit, changed"
 # Without the settings of the CPU's tests (tests/conftest.py).
-exec "$venv/bin/python" -m pytest --confcutdir=tests/gpu -n "${T5LIKE_WORKERS:-12}" --dist loadgroup tests/gpu \
+exec "$venv/bin/python" -m pytest --confcutdir=tests/gpu -n "${T5LIKE_WORKERS:-12}" --dist worksteal tests/gpu \
   --commit="$commit" "$@"
