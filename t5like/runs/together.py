@@ -239,11 +239,11 @@ class _StackedLog:
     for log in self._logs:
       log.exclude(seconds)
 
-  def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float) -> None:
+  def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float, end: float) -> None:
     found = jax.device_get(dict(metrics))
     shapes = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in batch.items()}
     for n, log in enumerate(self._logs):
-      log.add(step, jax.tree.map(lambda x, n=n: x[n], found), shapes, waited)
+      log.add(step, jax.tree.map(lambda x, n=n: x[n], found), shapes, waited, end)
 
 
 class _NoProgress(ProgressLine):

@@ -42,9 +42,10 @@ class DeviceIdleTimer:
     self._thread = ThreadPoolExecutor(1, "device-idle-timer")
     self._end: Future[float] | None = None  # time at which the last step ended
 
-  def dispatched(self, metrics: Mapping[str, jax.Array]) -> None:
-    """Records that a step was dispatched; `metrics` are its outputs."""
+  def dispatched(self, metrics: Mapping[str, jax.Array]) -> Future[float]:
+    """Records that a step was dispatched; `metrics` are its outputs. Returns the time at which it ends."""
     self._end = self._thread.submit(_time_of_end, metrics)
+    return self._end
 
   def idle_since(self, moment: float) -> float:
     """Returns the seconds since `moment` in which the devices had nothing to do."""

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,7 @@ class _PendingStep(NamedTuple):
   metrics: Mapping[str, Any]
   batch: Mapping[str, Any]
   waited: float
+  end: Future[float]
 
 
 def train_loop(
@@ -93,7 +95,7 @@ def train_loop(
     while len(pending) > at_most:
       done = pending.popleft()
       finite.check(done.step, bool(np.all(done.metrics.get("finite", True))))
-      log.add(*done)
+      log.add(done.step, done.metrics, done.batch, done.waited, done.end.result())
       watchdog.heartbeat()
 
   idle_timer = DeviceIdleTimer()
@@ -107,8 +109,7 @@ def train_loop(
       goodput.add("waiting for input", waited)
       profiler.before(step)
       state, metrics = step_function(state, batch)
-      idle_timer.dispatched(metrics)
-      pending.append(_PendingStep(step, metrics, batch, waited))
+      pending.append(_PendingStep(step, metrics, batch, waited, idle_timer.dispatched(metrics)))
       settle(RUN_AHEAD)
       profiler.after(step, lambda: settle(0))
       due = [hook for hook in hooks if hook.due(step, last=step == last_step)]

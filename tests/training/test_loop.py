@@ -51,6 +51,19 @@ def test_rows_are_means_since_the_previous_row_and_the_last_step_has_one(tmp_pat
   assert shown.splitlines()[-1].startswith("step 10/10  loss 9.500  token accuracy 50.0%")
 
 
+@pytest.mark.parametrize("period", [1, 4])
+def test_the_speed_of_a_row_is_that_of_its_steps(tmp_path, period):
+  """Rows are written when later steps have ended, too, the last ones all at once."""
+
+  def step(state, batch):
+    time.sleep(0.02)
+    return count(state, batch)
+
+  _, shown = run(tmp_path, step=step, period=period)
+  assert all(row["steps_per_second"] <= 500 for row in read_metrics(tmp_path))
+  assert all(float(line.split(" tokens/s")[0].split()[-1].replace(",", "")) <= 500 * 6 for line in shown.splitlines())
+
+
 def test_the_progress_line_does_not_wait_for_the_period(tmp_path, monkeypatch):
   monkeypatch.setattr(TrainLog, "_SHOW_SECONDS", 0.0)
   _, shown = run(tmp_path, period=100)
@@ -159,7 +172,7 @@ def test_the_progress_line_and_the_rows_have_flops(tmp_path):
   writer, out = MetricWriter(tmp_path / "gpu", 0), io.StringIO()
   log = TrainLog(writer, ProgressLine(out, log_every=0), 1, 1, lambda batch: 5e12, peak_flops=1e12)
   log.add(1, count(State(jnp.int32(0)), {"decoder_input_tokens": np.ones((2, 3))})[1],
-          {"decoder_input_tokens": np.ones((2, 3))}, 0.0)  # fmt: skip
+          {"decoder_input_tokens": np.ones((2, 3))}, 0.0, time.monotonic() + 1.0)  # fmt: skip
   writer.close()
   row = read_metrics(tmp_path / "gpu")[0]
   assert row["model_flops_utilization"] == pytest.approx(row["model_teraflops"] / 1.0)

@@ -38,15 +38,16 @@ class TrainLog:
     self._shown = time.monotonic()
     self.restart_clock()
 
-  def restart_clock(self) -> None:
-    self._started, self._waited, self._tokens, self._flops = time.monotonic(), 0.0, 0, 0.0
+  def restart_clock(self, now: float | None = None) -> None:
+    self._started, self._waited, self._tokens, self._flops = time.monotonic() if now is None else now, 0.0, 0, 0.0
 
   def exclude(self, seconds: float) -> None:
     """Excludes time that was not training, such as a save or an evaluation, from the speed."""
     self._started += seconds
 
-  def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float) -> None:
-    """Adds a finished step: its metrics, its batch, and the seconds that the devices waited for the batch."""
+  def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float, end: float) -> None:
+    """Adds a finished step: its metrics, its batch, the seconds that the devices waited for the batch, and the time
+    at which they finished. Python may come here later, when other steps have ended, too."""
     metrics = dict(metrics)
     norms = metrics.pop("norms", None)
     if norms is not None and self._norms_period and step % self._norms_period == 0:
@@ -58,18 +59,18 @@ class TrainLog:
     due = step % self._period == 0 or step == self._last_step
     if not due and time.monotonic() - self._shown < self._SHOW_SECONDS:
       return
-    values = self._means()
+    values = self._means(end)
     self._show(step, values)
     if due:
       self._writer.write(step, "train", values)
       self._pending = []
-      self.restart_clock()
+      self.restart_clock(end)
 
-  def _means(self) -> dict[str, float]:
-    """Returns the means over the steps since the last row."""
+  def _means(self, end: float) -> dict[str, float]:
+    """Returns the means over the steps since the last row, which ended at a time."""
     self._pending = jax.device_get(self._pending)
     values = mean_metrics(self._pending)
-    seconds = max(time.monotonic() - self._started, 1e-9)
+    seconds = max(end - self._started, 1e-9)
     values["steps_per_second"] = len(self._pending) / seconds
     values["tokens_per_second"] = self._tokens / seconds
     values["model_teraflops"] = self._flops / seconds / jax.device_count() / 1e12
