@@ -44,7 +44,7 @@ STOP = "stop"
 # Options that may be repeated, each a text.
 TEXTS = {
   STOP: r"end outputs before this text (\n: newline); may be repeated",
-  "forbidden": "outputs never contain this text; may be repeated",
+  "forbidden": "do not generate the tokens of this text, a word or a part of one; may be repeated",
 }
 _SHOWN = {str: "NAME", int: "N", float: "X", _truth: "True"}
 

@@ -41,12 +41,13 @@ def decode_settings(
     a text, such as de_DE; forbidden sequences may be texts.
   positions: the number of learned positions of the model, if it has them.
 
-  The search ends early if a stop text is generated in its canonical tokenization; callers also cut outputs at the
-  text, because other tokens can spell it too. Raises InvalidSetting.
+  The search ends early if a stop text is generated in its usual tokens; callers also cut outputs at the text, because
+  other tokens can spell it too. Raises InvalidSetting.
   """
+  if not all(isinstance(text, str) and text for text in given.get(STOP, ())):
+    raise InvalidSetting(f"stop={given[STOP]!r} is invalid", expected="texts that are not empty")
   stops = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in given.get(STOP, ()))
-  sequences = [vocabulary.encode(text) for text in stops]
-  known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)
+  known = tuple(ids for text in stops for ids in _spellings(text, vocabulary, ("",)))
   fields = {name: value for name, value in given.items() if name != STOP}
   for name in fields:
     if name not in OPTIONS:
@@ -89,11 +90,26 @@ def _sequences(given: Sequence[Any], vocabulary: _Encoder) -> tuple[tuple[int, .
   """Returns the token ids of sequences, texts and single ids; raises InvalidSetting for a text that has no tokens."""
   found = []
   for entry in [given] if isinstance(given, str) else given:
-    ids = vocabulary.encode(entry) if isinstance(entry, str) else [entry] if isinstance(entry, int) else entry
-    if isinstance(entry, str) and (not ids or vocabulary.unk_id in ids):
+    if not isinstance(entry, str):
+      found.append((entry,) if isinstance(entry, int) else tuple(entry))
+    elif spellings := _spellings(entry, vocabulary, ("", " ")):
+      found += spellings
+    else:
       raise InvalidSetting(f"forbidden={entry!r} is invalid", expected="texts of the vocabulary, or lists of token ids")
-    found.append(tuple(ids))
-  return tuple(found)
+  return tuple(dict.fromkeys(found))
+
+
+def _spellings(text: str, vocabulary: _Encoder, between: Sequence[str]) -> list[tuple[int, ...]]:
+  """Returns the token ids of a text at the start of an output, and of the text after others with what is `between`.
+
+  A text has other tokens within a word than at its start.
+  """
+  if not text:
+    return []
+  before = tuple(vocabulary.encode(","))
+  after = [tuple(vocabulary.encode(f",{space}{text}")) for space in between]
+  found = [tuple(vocabulary.encode(text)), *(ids[len(before) :] for ids in after if ids[: len(before)] == before)]
+  return [ids for ids in dict.fromkeys(found) if ids and vocabulary.unk_id not in ids]
 
 
 def _token(text: str, vocabulary: _Encoder) -> int:

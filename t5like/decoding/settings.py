@@ -25,7 +25,8 @@ class DecodeSettings:
   stop_sequences      sequences of token ids that end an output, like the end of sequence
   repetition_penalty  above 1, tokens of the prompt and the output become less likely (Keskar et al. 2019, 4.1)
   no_repeat_ngram     no sequence of this many tokens occurs twice in prompt and output (Paulus et al. 2017); 0: any may
-  forbidden           sequences of token ids that no output contains
+  forbidden           sequences of token ids that no output contains; of a text, those that usually spell it, as a word
+                      or within one: a longer token that contains it is not among them
   forced_first        the id of the first token, such as BART's <s> or a language code; None: any
   forced_end          an output that reaches max_length ends there with the end of sequence
 

@@ -13,7 +13,7 @@ class Output:
 
   text: str
   score: float  # log-likelihood, summed over tokens
-  tokens: int  # number of tokens, without EOS
+  tokens: int  # number of tokens, without EOS; both include tokens after a stop text that was not spelled as usual
   finished: bool  # False: cut at max_length
   ranking: float | None = None  # beam search: the score divided by the length penalty
 

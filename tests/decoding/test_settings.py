@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from t5like.decoding import DecodeSettings, bucket, log_likelihoods
+from t5like.decoding.options import decode_settings
 from t5like.errors import UserError
+from t5like.vocabularies import load_vocabulary
 
 
 @pytest.mark.parametrize(
@@ -87,3 +89,18 @@ def test_buckets():
   ]  # fmt: skip
   assert [bucket(n, smallest=1) for n in (1, 2, 3, 4, 5, 7)] == [1, 2, 3, 4, 6, 8]
   assert bucket(700, at_most=1024) == 768 and bucket(800, at_most=1000) == 1000 and bucket(1200, at_most=1000) == 1200
+
+
+@pytest.mark.parametrize("name", ["gpt2", "tiny", "t5"])
+def test_a_text_is_forbidden_as_a_word_and_within_one_and_ends_outputs_within_one(name):
+  vocabulary = load_vocabulary(name)
+  settings, stops = decode_settings({"forbidden": ["fox"], "stop": ["."]}, vocabulary)
+
+  def contains(text, sequences):
+    ids = tuple(vocabulary.encode(text))
+    return any(ids[i : i + len(s)] == s for s in sequences for i in range(len(ids)))
+
+  assert all(contains(text, settings.forbidden) for text in ("fox", "the fox", "-fox"))
+  assert not contains("the dog", settings.forbidden)
+  assert {vocabulary.decode(list(ids)).strip() for ids in settings.forbidden} == {"fox"}
+  assert stops == (".",) and contains("over.", settings.stop_sequences) and contains(".", settings.stop_sequences)

@@ -170,6 +170,13 @@ def test_stop_texts_end_outputs(models):
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
 
 
+@pytest.mark.parametrize("stop", ["", ["a", ""], 3, [3]])
+def test_invalid_stop_texts_are_refused(models, stop):
+  with pytest.raises(UserError, match="stop=") as error:
+    models["t5"].generate(texts_of(T5)[0], stop=stop)
+  assert "texts that are not empty" in error.value.render()
+
+
 @pytest.mark.parametrize("search", [{}, {"beams": 3}, {"temperature": 1.0}], ids=["greedy", "beam", "sample"])
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
 def test_forbidden_texts_are_not_generated(models, name, made, search):
