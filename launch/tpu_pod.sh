@@ -103,6 +103,7 @@ if [ -n "${option[iap]:-}" ]; then ssh_flags+=(--tunnel-through-iap); fi
 for key in slices restarts recreate; do
   [[ "${option[$key]}" =~ ^[0-9]+$ ]] || fail 2 "invalid --$key: ${option[$key]} (expected a number)"
 done
+[ "$slices" -gt 0 ] || fail 2 "invalid --slices: $slices (expected 1 or more)"
 if [ -z "$dry_run" ]; then
   command -v gcloud >/dev/null || fail 2 "gcloud is not installed" see "https://cloud.google.com/sdk/docs/install"
   mkdir -p "$memory/t5like-pod"

@@ -299,3 +299,12 @@ def test_invalid_input_is_an_error_before_anything_is_written(settings, use_devi
   assert not Path(settings["model_dir"]).exists()
   with pytest.raises(t5like.UserError, match="invalid MODEL_DIR: <object object"):
     t5like.read_experiment(["runs/pretrain.gin"], MODEL_DIR=object())
+
+
+def test_settings_may_be_references_as_in_gin():
+  files, given = ["models/t5/tiny.gin", "runs/finetune.gin"], dict(TASK="snli", INIT_FROM=None, MODEL_DIR="unused")
+  experiment = t5like.read_experiment(files, **given, TRAINABLE="@HeadOnly()")
+  assert type(experiment.trainable).__name__ == "HeadOnly"
+  with pytest.raises(t5like.UserError) as error:
+    t5like.read_experiment(files, **given, TRAINABLE=experiment.trainable)
+  assert 'TRAINABLE="@NAME()"' in error.value.render()

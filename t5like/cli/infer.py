@@ -12,8 +12,8 @@
   t5like infer --model=~/runs/bert_sst2 --input=reviews.txt             labels and probabilities, of a model with a head
   t5like infer --model=~/downloads/t5-base --adapters=nli=~/runs/nli_lora --adapters=qa=~/runs/qa_lora --adapter=nli
 
-A head reads these fields of JSON lines besides the text: second (of a pair), words (to tag), passage (of a question),
-choices.
+A head reads these fields of JSON lines besides the text: second (of a pair), passage (of a question), choices; or
+instead of the text: words (to tag).
 
 The model is a model directory or a Hugging Face folder. Run a killed command again to resume it: no row of --output is
 repeated or lost, and rows keep their order.

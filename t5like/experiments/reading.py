@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ def read_experiment(
     files: gin files, from t5like's gin folder (`models/t5/tiny.gin`) or your own; later ones win.
     overrides: pairs of a name and its value as gin text, as in `--gin.NAME=VALUE` on the command line.
     search_paths: additional folders to search for files.
-    **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`.
+    **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`; references as
+      in gin: `TRAINABLE="@HeadOnly()"`.
 
   Returns:
     The experiment with its complete gin text, independent of other experiments in this process.
@@ -75,9 +77,18 @@ def read_experiment(
   """
   for name, value in settings.items():
     if not is_literal(value):
-      raise UserError(f"invalid {name}: {value!r}", expected="a number, string, list or dict, as in a gin file")
-  load_files(files, [*overrides, *((name, repr(value)) for name, value in settings.items())], search_paths)
+      raise UserError(
+        f"invalid {name}: {value!r}",
+        expected="a number, string, list, dict or reference, as in a gin file",
+        try_=f'{name}="@NAME()", or dataclasses.replace(experiment, ...) with an object',
+      )
+  given = [(name, value if _is_reference(value) else repr(value)) for name, value in settings.items()]
+  load_files(files, [*overrides, *given], search_paths)
   return build_experiment()
+
+
+def _is_reference(value: Any) -> bool:
+  return isinstance(value, str) and re.fullmatch(r"[@%][A-Za-z_][\w./]*(\(\))?", value) is not None
 
 
 def is_literal(value: Any) -> bool:

@@ -126,7 +126,8 @@ def input_rows(model: Model, settings: InferenceSettings, reading: ReadSettings)
     total = row_files.count_lines(settings.input)
     if total == 0:
       raise UserError(f"{settings.input} is empty")
-    return row_files.read_rows(settings.input, reading.form, reading.limits.field), total
+    words = "words" if isinstance(model.module, WithHead) and model.module.head.form == "tagging" else None
+    return row_files.read_rows(settings.input, reading.form, reading.limits.field, words), total
   with _redirect_stdout_to_stderr():
     caches = task_caches(model, settings.cache_dir, settings.modules)
     members = caches.open_or_build(settings.task, settings.split)

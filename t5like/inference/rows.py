@@ -101,10 +101,10 @@ def input_format(path: str, given: str | None) -> str:
   return "jsonl" if name.endswith((".jsonl", ".json", ".ndjson")) else "text"
 
 
-def read_rows(path: str, kind: str, field: str) -> Rows:
-  """Reads the rows of a file, or of standard input for "-"."""
+def read_rows(path: str, kind: str, field: str, words: str | None = None) -> Rows:
+  """Reads the rows of a file, or of standard input for "-". A list in the field `words` may replace a row's text."""
   lines = _lines(path)
-  return _text_rows(lines) if kind == "text" else _json_rows(lines, field)
+  return _text_rows(lines) if kind == "text" else _json_rows(lines, field, words)
 
 
 def is_regular(path: str) -> bool:
@@ -151,15 +151,15 @@ def _text_rows(lines: Iterable[bytes]) -> Rows:
       yield RejectedRow(number, location, _invalid_utf8(error))
 
 
-def _json_rows(lines: Iterable[bytes], field: str) -> Rows:
+def _json_rows(lines: Iterable[bytes], field: str, words: str | None) -> Rows:
   """Parses JSON lines; skips blank ones."""
   numbers = itertools.count()
   for at, line in enumerate(lines):
     if line.strip():
-      yield _json_row(next(numbers), f"line {at + 1}", line, field)
+      yield _json_row(next(numbers), f"line {at + 1}", line, field, words)
 
 
-def _json_row(number: int, location: str, line: bytes, field: str) -> Row | RejectedRow:
+def _json_row(number: int, location: str, line: bytes, field: str, words: str | None) -> Row | RejectedRow:
   try:
     parsed = json.loads(line.decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -172,6 +172,9 @@ def _json_row(number: int, location: str, line: bytes, field: str) -> Row | Reje
     return RejectedRow(
       number, location, f"expected a JSON object, got {type(parsed).__name__}: {line.decode('utf-8')[:_SHOWN]}"
     )
+  listed = parsed.get(words)
+  if field not in parsed and isinstance(listed, list) and all(isinstance(word, str) for word in listed):
+    return Row(number, location, " ".join(listed), parsed)
   if field not in parsed:
     known = f"it has {', '.join(parsed) or 'nothing'}"
     close = nearest(field, parsed, count=1)

@@ -255,6 +255,7 @@ def test_failures_of_the_cluster(cluster, message, times, status, expected):
     (["render", "demo", "--image=i", "--accelerator=v9", *TRAIN], "unknown accelerator 'v9'"),
     (["render", "demo", *V5E[:2], *TRAIN], "invalid --topology: ''"),
     (["render", "demo", *V5E, "--slices=x", *TRAIN], "invalid --slices: x (expected a number)"),
+    (["render", "demo", *V5E, "--slices=0", *TRAIN], "invalid --slices: 0 (expected 1 or more)"),
     (["render", "demo", *V5E, "--slice=2", *TRAIN], "unknown option --slice"),
     (["render", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=runs/x"], "would be lost with the Pod"),
     (["submit", "demo", *V5E, *TRAIN, "--gin_file=absent.gin"], "no gin file absent.gin"),

@@ -165,6 +165,7 @@ def test_a_dry_run_prints_commands_that_gcloud_accepts(cloud, options, expected)
     (["create", "demo", *WHERE, "--accelerator=v9-8"], "no default image for 'v9-8'"),
     (["create", "demo", *V5E, "--spott"], "unknown option --spott"),
     (["create", "demo", *V5E, "--slices=two"], "invalid --slices: two (expected a number)"),
+    (["create", "demo", *V5E, "--slices=0"], "invalid --slices: 0 (expected 1 or more)"),
     (["up", "demo", *V5E], "missing command after --"),
     (["up", "demo", *V5E, "--", "python", "x.py"], "invalid command: python"),
     (["up", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=/home/me/run"], "would be lost with the pod"),

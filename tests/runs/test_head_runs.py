@@ -9,6 +9,7 @@ import pytest
 from infer_models import folder_of
 
 import t5like
+from t5like.cli.main import main
 from t5like.experiments.reading import load_experiment
 from t5like.finetuning.methods import LoRA
 from t5like.models import BERT, GPT, T5, TransformerConfig
@@ -152,6 +153,14 @@ def _check_methods(task, model):
     assert [tag.word for tag in tags] == ["the", "ship", "came", "from", "Berlin"]
     assert [tag.label for tag in tags] == ["O", "O", "O", "O", "B-location"] and tags[-1].probability > 0.5
     assert model.tag([["the", "Berlin"], ["a"]])[0] == model.tag([["the", "Berlin"]])[0]
+    words = [tag.word for tag in tags]
+    rows, answers = Path(model.folder) / "rows.jsonl", Path(model.folder) / "answers.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ({"words": words}, {"inputs": " ".join(words)})))
+    assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}"]) == 0
+    found = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [answer["tags"] for answer in found] == [[tag.label for tag in tags]] * 2
+    rows.write_text('{"words": "the ship"}\n')
+    assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}.2"]) == 1
   elif task == "toy_spans":
     found = model.answer("which city ?", "the sea was calm and a ship came from Berlin a ship")
     assert found.answer == "Berlin" and 0 < found.probability <= 1 and found.score > found.null_score
