@@ -56,6 +56,7 @@ class Work:
   steps: int = 1
   microbatches: int = 1
   teacher: nn.Module | None = None  # whose forward pass is part of a step
+  flops_share: float = 1.0  # of a step that trains everything
 
   @property
   def rows(self) -> int:
@@ -75,6 +76,7 @@ class Work:
   def flops_by_part(self) -> dict[str, int]:
     """Returns the model FLOPs of a train step by part of the model."""
     parts = step_flops_by_part(self.model, self.rows, **self.lengths)
+    parts = {part: round(self.flops_share * flops) for part, flops in parts.items()}
     if self.teacher:
       parts[TEACHER] = sum(step_flops_by_part(self.teacher, self.rows, **self.lengths).values()) // 3
     return parts
@@ -153,8 +155,10 @@ def step_parts(
     platform=topology.chip.platform,
     score_bytes=score_bytes,
   )
+  # Frozen weights have no products for their gradients.
+  shares = {"product": work.flops_share}
   operations = [
-    dataclasses.replace(operation, count=operation.count * work.microbatches)
+    dataclasses.replace(operation, count=operation.count * work.microbatches * shares.get(operation.kind, 1.0))
     for operation in layer_operations(work.model, share)
   ]
   if work.teacher:  # a forward pass is a third of a step

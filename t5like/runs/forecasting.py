@@ -86,7 +86,7 @@ class RunPlan:
     lines = assumptions(chip, settings.price, settings.pue, settings.co2e)
     if self.forecasts[-1].work.state.selection is not None:
       lines = [
-        "frozen parameters: no gradients and optimizer state; time and activations as if everything trained",
+        "frozen parameters: no gradients, no products for them, no optimizer state; activations as if all trained",
         *lines,
       ]
     return [time, *lines, "(override with --price, --pue and --co2e)"]

@@ -7,6 +7,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.experiments.reading import read_experiment
 from t5like.runs.forecasting import PlanSettings, plan, search_plan
+from t5like.runs.training import dry_run
 
 FILES = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
 
@@ -30,3 +31,12 @@ def test_a_search_finds_the_fastest_of_each_batch_size():
   assert set(found.best) == {16, 32} and found.fastest in found.found
   assert found.text().splitlines()[-1].startswith(("fastest: ", "with the same batch: "))
   assert len(found.as_dict()["found"]) == len(found.found)
+
+
+def test_frozen_parameters_save_products_as_the_run_card_says(tmp_path):
+  given = dict(TASK="snli", INIT_FROM=None, MODEL_DIR=str(tmp_path / "run"), CACHE_DIR=str(tmp_path), TRAIN_STEPS=10)
+  files = ["models/t5_1_1/small.gin", "runs/finetune.gin"]
+  whole, part = (read_experiment([*files, *more], **given) for more in ([], ["trainable/frozen_below.gin"]))
+  (everything,), (frozen,) = (plan(each, "h200").forecasts for each in (whole, part))
+  assert frozen.flops < 0.7 * everything.flops and frozen.time.seconds < everything.time.seconds
+  assert dry_run(part).card.facts["model_flops"] == pytest.approx(10 * frozen.flops, rel=1e-6)
