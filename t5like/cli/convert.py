@@ -107,7 +107,9 @@ def _export(args: argparse.Namespace) -> int:
   )
   if done.note:
     print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
-  print(f"{_describe(done)} to {done.target}\nload them with transformers' from_pretrained({str(done.target)!r})")
+  embeds = (done.target / "modules.json").exists()
+  reader = "sentence_transformers.SentenceTransformer" if embeds else "transformers' from_pretrained"
+  print(f"{_describe(done)} to {done.target}\nload them with {reader}({str(done.target)!r})")
   return 0
 
 

@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
   topology = planning.parse_topology(args.topology)
   planned = [] if "MODEL_DIR" in dict(args.gin_overrides) else [("MODEL_DIR", "planned")]
   experiment = read_experiment(args.gin_file, [*planned, *args.gin_overrides], gin_search_paths(args))
+  if args.batch_sizes and not args.search:
+    raise UserError("--batch_sizes is an option of --search", try_="--search, or --gin.BATCH_SIZE=N")
   if args.search:
     found = search_plan(experiment, topology, _batch_sizes(args.batch_sizes))
   else:

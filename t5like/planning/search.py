@@ -48,6 +48,16 @@ def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
         yield parallel.MeshAxes(devices // tensor // fsdp, fsdp, tensor, slices, preset)
 
 
+def least_batch_size(work: Work, topology: Topology) -> int:
+  """Returns the number of rows of which a batch must be a multiple on the mesh that splits it least."""
+  sizes = (axes.sizes(topology.devices) for axes in meshes(work, topology))
+  return min(each["data"] * each["fsdp"] for each in sizes)
+
+
+def with_batch_size(work: Work, rows: int) -> Work:
+  return dataclasses.replace(work, batch=with_rows(work.batch, rows), steps=-(-work.steps * work.rows // rows))
+
+
 def variants(
   work: Work, axes: parallel.MeshAxes, topology: Topology, batch_sizes: Iterable[int], remats: Sequence[str]
 ) -> Iterator[Work]:
@@ -58,10 +68,8 @@ def variants(
       if rows % (sizes["data"] * sizes["fsdp"] * microbatches):
         continue
       for remat in remats:
-        yield dataclasses.replace(
-          work, model=_with_remat(work.model, remat), batch=with_rows(work.batch, rows), microbatches=microbatches,
-          steps=-(-work.steps * work.rows // rows),
-        )  # fmt: skip
+        resized = with_batch_size(work, rows)
+        yield dataclasses.replace(resized, model=_with_remat(work.model, remat), microbatches=microbatches)
 
 
 def fastest_that_fits(found: Iterable[Forecast], count: int = 1) -> list[Forecast]:

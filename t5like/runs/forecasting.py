@@ -14,7 +14,15 @@ from t5like.planning import Forecast, Price, Topology, Work
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.plan_text import as_dict, candidates_table, render_plan, run_range
 from t5like.planning.price import CO2E, PUE, assumptions
-from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text, with_slices
+from t5like.planning.search import (
+  candidates,
+  fastest_that_fits,
+  least_batch_size,
+  nearest_that_fits,
+  options_text,
+  with_batch_size,
+  with_slices,
+)
 from t5like.runs.planned_work import planned_phases, planned_work
 from t5like.training.step import check_microbatches
 
@@ -147,7 +155,7 @@ class PlanSearch:
     """Returns a table of candidates, and the options of the fastest."""
     work, topology, fastest = self.work, self.topology, self.fastest
     if fastest is None:
-      other = nearest_that_fits(work, topology)
+      other = nearest_that_fits(with_batch_size(work, min(self.best)), topology)
       nearest = [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
       return "\n".join([f"nothing fits {topology.describe()}", *nearest])
     lines = [f"{topology.describe()}: fastest that fit", "", *candidates_table(self.found)]
@@ -174,8 +182,15 @@ def search_plan(
   """
   topology, work = _topology(topology), planned_work(experiment)[-1]
   sizes = batch_sizes or [experiment.batch_size * factor for factor in _FACTORS]
-  best = {size: fastest_that_fits(candidates(work, topology, [size]), _SHOWN) for size in sizes}
-  return PlanSearch(work, topology, best)
+  tried = {size: candidates(work, topology, [size]) for size in sizes}
+  if not any(tried.values()):
+    least = least_batch_size(work, topology)
+    raise UserError(
+      f"no mesh of {topology.devices:,} devices divides a batch of {' or '.join(f'{size:,}' for size in sizes)} rows",
+      expected=f"a multiple of {least}",
+      try_=f"--batch_sizes={-(-max(sizes) // least) * least}",
+    )
+  return PlanSearch(work, topology, {size: fastest_that_fits(found, _SHOWN) for size, found in tried.items()})
 
 
 def _topology(given: str | Topology) -> Topology:
