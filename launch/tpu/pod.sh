@@ -37,7 +37,7 @@ make_request() {
   if [ -n "${option[reservation]:-}" ]; then request+=(alpha); fi
   request+=(compute tpus queued-resources create "$name" "${where[@]}" "--runtime-version=$runtime")
   if [ -n "${option[accelerator]:-}" ]; then
-    request+=("--accelerator-type=${option[accelerator]}")
+    request+=("--accelerator-type=${option[accelerator]/#v5e-/v5litepod-}")
   else
     request+=("--type=${option[type]}" "--topology=${option[topology]}")
   fi

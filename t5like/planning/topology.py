@@ -135,7 +135,7 @@ class Topology:
 
 def parse_topology(name: str) -> Topology:
   """Returns the machine with a name of the form above."""
-  text = name.strip().lower()
+  text = name.strip().lower().replace("v5litepod-", "v5e-")  # Google Cloud's name
   if text == "local":
     return local_topology()
   found = re.fullmatch(r"(?:(\d+)x)?([a-z]\d+[a-z]*)(?:-(\d+)|x(\d+))?", text)

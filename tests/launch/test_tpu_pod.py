@@ -129,6 +129,7 @@ def pod(cloud, installed):
   [
     (["--accelerator=v4-32"], ["--runtime-version=tpu-ubuntu2204-base", "--node-id=demo"]),
     (["--accelerator=v5litepod-256", "--spot"], ["--runtime-version=v2-alpha-tpuv5-lite", "--spot"]),
+    (["--accelerator=v5e-16"], ["--runtime-version=v2-alpha-tpuv5-lite", "--accelerator-type=v5litepod-16"]),
     (["--accelerator=v5p-128", "--reserved"], ["--runtime-version=v2-alpha-tpuv5", "--reserved"]),
     (["--accelerator=v6e-8", "--slices=4"], ["--runtime-version=v2-alpha-tpuv6e", "--node-count=4"]),
     (["--type=v5p", "--topology=2x2x4", "--valid_until=6h"], ["--type=v5p", "--valid-until-duration=6h"]),

@@ -29,6 +29,10 @@ def test_machines_by_name(name, kind, devices, groups):
   assert (topology.chip.device_kind, topology.devices, topology.groups) == (kind, devices, groups)
 
 
+def test_v5e_has_two_names():
+  assert parse_topology("2xv5litepod-16").devices == parse_topology("2xv5e-16").devices == 32
+
+
 @pytest.mark.parametrize(
   "name, message",
   [
