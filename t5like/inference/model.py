@@ -171,7 +171,7 @@ class Model(HeadMethods, InsideMethods):
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
     given |= {"max_length": max_length} if max_length is not None else {}
     length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
-    given |= {"stop": list(stop) if isinstance(stop, (list, tuple)) else [stop]} if stop != () else {}
+    given |= {} if stop in (None, ()) else {"stop": list(stop) if isinstance(stop, (list, tuple)) else [stop]}
     merged = with_defaults(given, {"max_length": length} | dict(self.decoding))
     decoding, stops = decode_settings(merged, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))

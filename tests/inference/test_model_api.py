@@ -168,6 +168,7 @@ def test_a_model_has_a_short_description(models):
 def test_stop_texts_end_outputs(models):
   full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
+  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=None).text.split() == full
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], 3, [3]])
