@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks kernels, train steps and decoding on this machine's NVIDIA GPU. Most of the time is to compile.
+# Checks kernels, train steps and decoding on this machine's NVIDIA GPU; most of the time is compilation.
 #
 # usage: launch/test_gpu.sh [PYTEST_OPTION]...
 #

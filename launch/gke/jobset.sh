@@ -75,9 +75,9 @@ if [ "${1:-}" = "--" ]; then shift; fi
 run=("$@")
 for key in slices nodes gpus chips_per_host restarts max_restarts; do
   [[ "${option[$key]}" =~ ^[0-9]+$ ]] || fail "invalid --$key: ${option[$key]} (expected a number)"
-  case "$key${option[$key]}" in
-    slices0 | nodes0 | gpus0 | chips_per_host0) fail "invalid --$key: 0 (expected 1 or more)" ;;
-  esac
+done
+for key in slices nodes gpus chips_per_host; do
+  [ "${option[$key]}" -gt 0 ] || fail "invalid --$key: ${option[$key]} (expected 1 or more)"
 done
 where=("--namespace=${option[namespace]}")
 selector="jobset.sigs.k8s.io/jobset-name=$name"

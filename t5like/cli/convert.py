@@ -96,6 +96,7 @@ def _import(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
   from t5like.inference import converting
+  from t5like.interop.sentence_modules import MODULES
 
   target = converting.new_folder(args.target)
   if args.gin_file or args.gin_overrides or args.scan_layers:
@@ -107,7 +108,7 @@ def _export(args: argparse.Namespace) -> int:
   )
   if done.note:
     print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
-  embeds = (done.target / "modules.json").exists()
+  embeds = (done.target / MODULES).exists()
   reader = "sentence_transformers.SentenceTransformer" if embeds else "transformers' from_pretrained"
   print(f"{_describe(done)} to {done.target}\nload them with {reader}({str(done.target)!r})")
   return 0

@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
   from t5like.planning.price import CO2E, PUE
   from t5like.runs.forecasting import PlanSettings, plan, search_plan
 
+  if args.batch_sizes and not args.search:
+    raise UserError("--batch_sizes is an option of --search", try_="--search, or --gin.BATCH_SIZE=N")
   pue, co2e = (default if given is None else given for given, default in ((args.pue, PUE), (args.co2e, CO2E)))
   settings = PlanSettings(args.price, pue, co2e)
   topology = planning.parse_topology(args.topology)
   planned = [] if "MODEL_DIR" in dict(args.gin_overrides) else [("MODEL_DIR", "planned")]
   experiment = read_experiment(args.gin_file, [*planned, *args.gin_overrides], gin_search_paths(args))
-  if args.batch_sizes and not args.search:
-    raise UserError("--batch_sizes is an option of --search", try_="--search, or --gin.BATCH_SIZE=N")
   if args.search:
     found = search_plan(experiment, topology, _batch_sizes(args.batch_sizes))
   else:

@@ -56,7 +56,7 @@ MACROS = (
   T5XName("EVALUATOR_NUM_EXAMPLES", "EVAL_EXAMPLES", "0 instead of None: all"),
   T5XName("EVALUATOR_USE_MEMORY_CACHE", "", "evaluation reads a token cache"),
   T5XName("JSON_WRITE_N_RESULTS", "", "all answers are written to MODEL_DIR/predictions"),
-  T5XName("Z_LOSS", "Z_LOSS", "not of heads for labels"),
+  T5XName("Z_LOSS", "Z_LOSS", "no effect on heads for labels"),
   T5XName("LABEL_SMOOTHING", "LABEL_SMOOTHING"),
   T5XName("LOSS_NORMALIZING_FACTOR", "LOSS_NORMALIZER", "None: the number of real target tokens of a step"),
   T5XName("CHECKPOINT_PATH", "--model_dir", "of t5like eval; --model of t5like infer"),

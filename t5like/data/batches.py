@@ -50,7 +50,7 @@ class Batches:
   share: HostShare = HostShare()
 
   def plan(self) -> list[int]:
-    """Plans the rows of every phase, which may find that they are too short; returns how many an epoch has."""
+    """Plans the rows of every phase and returns how many an epoch has; raises UserError if they are too short."""
     return [phase.source.rows_per_epoch for phase in self.phases]
 
   def phase(self, step: int) -> tuple[PhaseRows, int]:

@@ -9,11 +9,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-  """Generated text."""
+  """Generated text.
+
+  Where a stop text cut it and the search went on, because other tokens than the usual ones spelled that text, score and
+  number of tokens are those of the uncut output.
+  """
 
   text: str
   score: float  # log-likelihood, summed over tokens
-  tokens: int  # number of tokens, without EOS; both include tokens after a stop text that was not spelled as usual
+  tokens: int  # number of tokens, without EOS
   finished: bool  # False: cut at max_length
   ranking: float | None = None  # beam search: the score divided by the length penalty
 

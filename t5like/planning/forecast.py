@@ -155,11 +155,13 @@ def step_parts(
     platform=topology.chip.platform,
     score_bytes=score_bytes,
   )
-  # Frozen weights have no products for their gradients.
-  shares = {"product": work.flops_share}
+
+  def count(operation: Operation) -> float:
+    # Frozen weights have no products for their gradients.
+    return operation.count * work.microbatches * (work.flops_share if operation.kind == "product" else 1.0)
+
   operations = [
-    dataclasses.replace(operation, count=operation.count * work.microbatches * shares.get(operation.kind, 1.0))
-    for operation in layer_operations(work.model, share)
+    dataclasses.replace(operation, count=count(operation)) for operation in layer_operations(work.model, share)
   ]
   if work.teacher:  # a forward pass is a third of a step
     operations += [

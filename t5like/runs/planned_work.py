@@ -23,7 +23,7 @@ from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
 from t5like.runs.saved_parameters import saved_selection, without_teacher
 from t5like.runs.teachers import open_teacher, train_model
-from t5like.runs.trained_flops import flops_shares
+from t5like.runs.trained_flops import flops_shares, mean_share
 from t5like.vocabularies import load_vocabulary
 
 
@@ -47,8 +47,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
   boxed = parallel.parameter_shapes(train_model(experiment, teacher), batches[-1])
   params = nn.meta.unbox(boxed)
   plan = training_plan(experiment, params)
-  shares = flops_shares(experiment.model, plan, without_teacher(params), batches[-1])
-  share = sum(share * n for share, n in zip(shares, plan.steps_by_episode(), strict=True)) / experiment.steps
+  share = mean_share(flops_shares(experiment.model, plan, without_teacher(params), batches[-1]), plan)
   optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan, params)
   if saved:  # frozen weights are stored in the dtype of computations
     params = jax.eval_shape(lambda params: store_frozen(params, saved, experiment.model.config.dtype), params)

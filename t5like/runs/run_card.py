@@ -33,6 +33,7 @@ from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.runs.pools import POOLS
 from t5like.runs.saved_parameters import without_teacher
 from t5like.runs.starting_table import starting_data, starting_text
+from t5like.runs.trained_flops import mean_share
 from t5like.training.state import StateSpec, parameter_count
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def describe_run(run: PreparedRun) -> RunCard:
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(run.model, phase.batch_size, phase.lengths) for phase in phases]
   parameters = parameter_count(without_teacher(spec.shapes.params))
-  mean_share = sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(), strict=True)) / experiment.steps
-  all_flops = round(mean_share * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
+  all_flops = round(mean_share(flops_shares, plan) * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
     "versions": versions(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +16,12 @@ from t5like.planning.flops import traced_flops
 from t5like.training.optimizers.selection import Selection
 from t5like.training.state import TrainState
 from t5like.training.step import LossSettings, loss_and_gradients
+
+
+def mean_share(shares: Sequence[float], plan: TrainingPlan) -> float:
+  """Returns the mean of the episodes' shares over the steps of a run."""
+  steps = plan.steps_by_episode()
+  return sum(share * n for share, n in zip(shares, steps, strict=True)) / sum(steps)
 
 
 def flops_shares(model: nn.Module, plan: TrainingPlan, params: Any, batch: Mapping[str, Any]) -> list[float]:

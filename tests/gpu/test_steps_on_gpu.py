@@ -138,25 +138,23 @@ def expected(family: str, scan: bool, packed: bool, rate: float) -> tuple[list[f
 
 def measured(family: str, scan: bool, packed: bool, rate: float) -> dict:
   """Returns by back end and rematerialization what `expected` returns, in bfloat16."""
-  programs = {"xla": ["none", "full"]}
-  if family not in PLAIN:
-    programs["pallas_gpu"] = ["none", "elementwise", "dots", "full"]
-  options = dict(dropout_rate=rate, compute_dtype="bfloat16")
-  models = {
-    (backend, remat): model_of(family, scan, attention_backend=backend, remat=remat, **options)
-    for backend, remats in programs.items()
-    for remat in remats
-  }
-  with jax.default_matmul_precision("default"):
-    found = run_steps(models, family, scan, packed)
-    if not rate and family not in PLAIN:  # with dropout, it falls back to plain products
-      # cuDNN's backward pass is not deterministic.
-      models = {
-        ("cudnn", remat): model_of(family, scan, attention_backend="cudnn", remat=remat, **options)
-        for remat in ("none", "full")
-      }
-      found |= run_steps(models, family, scan, packed, deterministic=False)
-  return found
+
+  def run(variants: dict[str, list[str]], deterministic: bool) -> dict:
+    options = dict(dropout_rate=rate, compute_dtype="bfloat16")
+    models = {
+      (backend, remat): model_of(family, scan, attention_backend=backend, remat=remat, **options)
+      for backend, remats in variants.items()
+      for remat in remats
+    }
+    with jax.default_matmul_precision("default"):
+      return run_steps(models, family, scan, packed, deterministic)
+
+  plain = {"xla": ["none", "full"]}
+  if family in PLAIN:
+    return run(plain, deterministic=True)
+  found = run(plain | {"pallas_gpu": ["none", "elementwise", "dots", "full"]}, deterministic=True)
+  # cuDNN's backward pass is not deterministic; with dropout, it falls back to plain products.
+  return found if rate else found | run({"cudnn": ["none", "full"]}, deterministic=False)
 
 
 # One test has all variants, not one each: they share programs, and so must be in one of pytest-xdist's processes.

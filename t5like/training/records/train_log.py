@@ -46,8 +46,10 @@ class TrainLog:
     self._started += seconds
 
   def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float, end: float) -> None:
-    """Adds a finished step: its metrics, its batch, the seconds that the devices waited for the batch, and the time
-    at which they finished. Python may come here later, when other steps have ended, too."""
+    """Adds a finished step: its metrics, its batch, the seconds that the devices waited for the batch, and its end.
+
+    Python may come here later than that, when other steps have ended, too.
+    """
     metrics = dict(metrics)
     norms = metrics.pop("norms", None)
     if norms is not None and self._norms_period and step % self._norms_period == 0:
@@ -67,7 +69,7 @@ class TrainLog:
       self.restart_clock(end)
 
   def _means(self, end: float) -> dict[str, float]:
-    """Returns the means over the steps since the last row, which ended at a time."""
+    """Returns the means over the steps since the last row, and their speed; the last one ended at `end`."""
     self._pending = jax.device_get(self._pending)
     values = mean_metrics(self._pending)
     seconds = max(end - self._started, 1e-9)
