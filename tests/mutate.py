@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NOT_COPIED = (".git", ".venv*", ".carry", "build", "dist", "runs", "__pycache__", "*.egg-info", ".pytest_cache")
+NOT_COPIED = (".git", ".venv*", ".carry", "build", "dist", "__pycache__", "*.egg-info", ".pytest_cache")
 
 COMPARISONS = {
   ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",

@@ -48,7 +48,7 @@ def test_rows_are_means_since_the_previous_row_and_the_last_step_has_one(tmp_pat
   assert int(state.step) == 10 and [row["step"] for row in rows] == [4, 8, 10]
   # The loss of step n is n: means of 1..4, 5..8 and 9..10.
   assert [row["loss"] for row in rows] == [2.5, 6.5, 9.5]
-  assert shown.splitlines()[-1].startswith("step 10/10  loss 9.500  token accuracy 50.0%")
+  assert shown.splitlines()[-1].startswith("step 10/10  loss 9.500  accuracy 50.0%")
 
 
 @pytest.mark.parametrize("period", [1, 4])

@@ -27,7 +27,7 @@ GLOSSARY = {
   "loss": "mean cross entropy per target token, or per label of a head (nats; squared error for regression); "
   "in training it includes z-loss and label smoothing",
   "z_loss": "the part of the loss that keeps the softmax normalizer near 1",
-  "accuracy": "share of target tokens predicted correctly by argmax, with teacher forcing",
+  "accuracy": "share of target tokens, or of labels of a head, predicted correctly by argmax, with teacher forcing",
   "sentence_loss": "mean cross entropy of next-sentence or sentence-order prediction (nats)",
   "sentence_accuracy": "accuracy of next-sentence or sentence-order prediction",
   "boundary_loss": "SpanBERT: mean cross entropy of the tokens of spans, predicted from the tokens next to them (nats)",

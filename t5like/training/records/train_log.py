@@ -86,7 +86,7 @@ class TrainLog:
     used = f"{values['model_teraflops'] * jax.device_count():.3g} TFLOP/s"
     if self._peak_flops:
       used = f"MFU {100 * values['model_flops_utilization']:.1f}%"
-    accuracy = f"  token accuracy {100 * values['accuracy']:.1f}%" if "accuracy" in values else ""
+    accuracy = f"  accuracy {100 * values['accuracy']:.1f}%" if "accuracy" in values else ""
     skipped = f"  {values['skipped_steps']:.0f} skipped" if values.get("skipped_steps") else ""
     self._progress.show(
       f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}"
