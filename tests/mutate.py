@@ -15,6 +15,7 @@ import ast
 import dataclasses
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -206,17 +207,17 @@ def main() -> int:
   parser.add_argument("--count", type=int, default=20)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--seconds", type=float, default=900.0, help="timeout of a test run; a timeout counts as caught")
-  parser.add_argument("--options", default="", help="options for pytest, such as '-n 2'")
+  parser.add_argument("--options", default="", help="options for pytest, such as \"-n 2 -m 'not slow'\"")
   options = parser.parse_args()
   paths = []
   for source in map(Path, options.sources):
     paths += sorted(source.rglob("*.py")) if source.is_dir() else [source]
   paths = [path.resolve().relative_to(REPOSITORY) for path in paths]
-  tests = options.tests.split(",")
+  tests, extra = options.tests.split(","), shlex.split(options.options)
   with tempfile.TemporaryDirectory() as folder:
     copy = Path(folder) / "copy"
     shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    if is_caught(copy, tests, options.options.split(), options.seconds):
+    if is_caught(copy, tests, extra, options.seconds):
       raise SystemExit("the tests fail without a mutation, or take longer than --seconds")
     os.chdir(REPOSITORY)
     mutations = sample_mutations(paths, options.count, options.seed)
@@ -225,7 +226,7 @@ def main() -> int:
       text = (REPOSITORY / mutation.path).read_text(encoding="utf-8")
       changed = mutation.applied(text)
       (copy / mutation.path).write_text(changed, encoding="utf-8")
-      caught = is_caught(copy, tests, options.options.split(), options.seconds)
+      caught = is_caught(copy, tests, extra, options.seconds)
       (copy / mutation.path).write_text(text, encoding="utf-8")
       survivors += not caught
       print(f"{number}/{len(mutations)} {'caught  ' if caught else 'SURVIVED'} {mutation.path}:{mutation.line}")

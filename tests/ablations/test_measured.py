@@ -1,7 +1,9 @@
 """The measured results in the package agree with the tables in the READMEs and with the scale."""
 
 import functools
+import itertools
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,20 @@ def test_berts_table_5_is_complete_and_the_readme_has_its_rows():
   losses = {recipe: [r.curve[-1][1] for r in measured.results if r.recipe == recipe] for recipe, _ in runs}
   assert {f"{x:.1f}" for x in losses["bert/bert_mlm_nsp"]} == {"5.6"} and "still 5.6" in section
   assert {f"{x:.2f}" for x in losses["bert/bert_mlm"]} <= {"2.84", "2.85", "2.86"} and "reach 2.85" in section
+
+
+def test_longer_fine_tuning_is_reported_as_it_came_out():
+  measured = read_export("midi_squad_3500")
+  assert len(measured.results) == 21 and not measured.failures
+  section = " ".join(ABLATIONS_README.split("## Longer fine-tuning at midi scale")[1].split("\n## ")[0].split())
+  rows = {row.recipe: row.paper["squad"] for number in (5, 4, 2) for row in TABLES[number].rows}
+  for recipe, of in itertools.groupby(measured.results, key=lambda result: result.recipe):
+    scores = [result.scores["squad"] for result in of]
+    assert f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} | {rows[recipe]:.2f} |" in section
+  measures = {measure.name: measure.agreements[ALL] for measure in compare(measured).measures}
+  found = measures["SQuAD exact match"]
+  assert f"Of the {found.clear} clear differences between these rows, {found.same} have the paper's" in section
+  assert found.reversed_clearly == 1 and "One is clearly reversed" in section
 
 
 def test_five_tables_at_midi_scale_are_complete_and_the_readme_has_their_rows():
@@ -125,7 +141,7 @@ def test_the_scale_has_not_changed(name):
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_tables_9_to_11", "midi_bert5"])
+@pytest.mark.parametrize("name", ["mini", "midi", "midi_squad_3500", "midi_tables_9_to_11", "midi_bert5"])
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
