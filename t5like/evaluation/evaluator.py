@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -132,13 +133,17 @@ class Evaluator:
       target, eos = evaluation_set.fields[0]["targets_pretokenized"], self._model.special.eos
       return like_targets(tokens, target, eos, self._decode.max_length)
     if self._settings.infill:
-      sentinels = self._model.special.sentinels
-      tokens = tokens[1:] if tokens and tokens[0] == sentinels[0] else tokens
-      tokens = tokens[: next((i for i, token in enumerate(tokens) if token in set(sentinels)), len(tokens))]
+      tokens = first_span(tokens, self._model.special.sentinels)
     text = (evaluation_set.vocabulary or self._model.vocabulary).decode(tokens)
     for stop in (*self._stops, *([] if evaluation_set.stop is None else [evaluation_set.stop])):
       text = text.partition(stop)[0]
     return text.strip() if self._settings.prompted else text
+
+
+def first_span(tokens: list[int], sentinels: Sequence[int]) -> list[int]:
+  """Returns the tokens up to the next sentinel; the first sentinel before them, which may be missing, is left out."""
+  span = tokens[1:] if tokens[:1] == [sentinels[0]] else tokens
+  return list(itertools.takewhile(lambda token: token not in sentinels, span))
 
 
 def like_targets(tokens: list[int], target: Sequence[int], eos: int, max_length: int) -> list[int]:

@@ -10,7 +10,7 @@ from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.decoding import DecodeSettings
 from t5like.evaluation.answering import generate_answers, rank_answers
-from t5like.evaluation.evaluator import like_targets
+from t5like.evaluation.evaluator import first_span, like_targets
 from t5like.inference.batching import BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.prompts import prompt_batch
@@ -65,6 +65,21 @@ def test_answers_equal_a_forward_pass_for_every_token(name):
   ended = [[*row, EOS] if len(row) < MAX_LENGTH else row for row in found]
   _, scores = rank_answers(CandidateScorer(model, mesh), variables["params"], prompts, [[row] for row in ended])
   assert [row.log_likelihood for row in written] == pytest.approx([row[0] for row in scores], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("generated", "span"),
+  [
+    ([99, 5, 6, 98, 7], [5, 6]),
+    ([5, 6, 98, 7], [5, 6]),
+    ([99, 5, 6], [5, 6]),
+    ([98, 5], []),
+    ([99, 99, 5], []),
+    ([], []),
+  ],
+)
+def test_infilling_answers_with_the_span_of_the_first_sentinel(generated, span):
+  assert first_span(generated, (99, 98, 97)) == span
 
 
 def test_prompt_masks_end_where_the_answer_begins():

@@ -132,7 +132,7 @@ def _super_glue_lines(answers: Mapping[tuple[int, ...], Any]) -> list[dict[str, 
   """
   lines: dict[int, dict[str, Any]] = {}
   questions: dict[int, list[dict[str, Any]]] = {}  # by number, of all paragraphs
-  for place, label in sorted(answers.items(), key=lambda item: item[0]):
+  for place, label in sorted(answers.items()):
     if len(place) < 3:
       lines[place[-1]] = {"idx": place[-1], "label": label}
       continue
