@@ -204,6 +204,10 @@ class ExampleRows:
     return self.plan.rows if self.pack else self.cache.examples
 
   @property
+  def examples_per_row(self) -> float:
+    return self.cache.examples / max(self.rows_per_epoch, 1)
+
+  @property
   def efficiency(self) -> float:
     """The fraction of input tokens that are not padding."""
     around = sum(map(len, _around(self.special)["inputs"]))
@@ -255,10 +259,16 @@ def example_lengths(cache: TokenCache, feature: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class MixtureRows:
-  """Rows of several sources at given rates; each source has its own epochs."""
+  """Rows of several sources with examples at given rates; each source has its own epochs."""
 
   sources: Sequence[RowSource]
   rates: Sequence[float]
+
+  @cached_property
+  def row_rates(self) -> list[float]:
+    """The rates of rows: a task of short texts has more examples in a packed row."""
+    sizes = [source.examples_per_row if isinstance(source, ExampleRows) else 1.0 for source in self.sources]
+    return [rate / (size or 1.0) for rate, size in zip(self.rates, sizes, strict=True)]
 
   @property
   def rows_per_epoch(self) -> int:
@@ -266,7 +276,7 @@ class MixtureRows:
     return sum(source.rows_per_epoch for source in self.sources)
 
   def rows(self, numbers: np.ndarray) -> Batch:
-    task, own = mixture_rows(numbers, self.rates)
+    task, own = mixture_rows(numbers, self.row_rates)
     batch: Batch = {}
     for index in np.unique(task):
       mine = np.flatnonzero(task == index)

@@ -227,6 +227,18 @@ def test_a_mixture_reads_each_source_at_its_rate_and_in_its_own_epochs(labeled):
   assert sorted(targets_of(batch)) == sorted(targets_of(own[0]) + targets_of(own[1]))
 
 
+def test_packing_does_not_change_the_rates_of_examples(tmp_path):
+  """As with seqio, which mixes examples before it packs them: short texts get fewer rows, not more examples."""
+  texts = {"short": [{"inputs": "3", "targets": "9"}] * 40, "long": [{"inputs": "4 " * 15, "targets": "8"}] * 40}
+  caches = [make_cache(tmp_path / name, rows, ["inputs", "targets"]) for name, rows in texts.items()]
+  members = [data.ExampleRows(cache, LENGTHS, SPECIAL, 0, pack=True) for cache in caches]
+  assert [source.examples_per_row for source in members] == [4, 1]  # targets of 2 tokens in rows of 8, inputs of 16 in rows of 16
+  for rates in ([1, 1], [3, 1], [2, 5]):
+    targets = data.MixtureRows(members, rates).rows(np.arange(4000))["decoder_target_tokens"]
+    short, long = (targets == 9).sum(), (targets == 8).sum()
+    assert abs(short / (short + long) - rates[0] / sum(rates)) < 0.005
+
+
 def test_every_row_of_a_mixture_is_the_next_row_of_its_task(labeled):
   members = [data.ExampleRows(labeled, LENGTHS, SPECIAL, seed) for seed in range(2)]
   mixed, numbers = data.MixtureRows(members, [2, 1]), np.arange(60, 90)

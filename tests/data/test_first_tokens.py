@@ -80,7 +80,7 @@ def test_a_corpus_can_be_in_one_batch_with_packed_examples(corpus, labeled):
   lengths = Lengths(raw=15, inputs=16, targets=16)
   text = data.CorpusRows(corpus, objective, lengths, SPECIAL, 0, as_packed=True)
   examples = data.ExampleRows(labeled, lengths, SPECIAL, 0, pack=True)
-  batch = data.MixtureRows([text, examples], [1.0, 3.0]).rows(np.arange(64))
+  batch = data.MixtureRows([text, examples], [1.0, 3.0 * examples.examples_per_row]).rows(np.arange(64))
   tokens = batch["encoder_input_tokens"]
   is_text = ((tokens >= 10) & (tokens < 1000)).any(1)  # tokens of examples start at 1000
   assert is_text.sum() == 16
