@@ -62,9 +62,9 @@ def fits(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
       expected=_EXPECTED[head.form],
       try_=f"--gin.HEAD=@{HEADS[form.name].__name__}(), or --gin.HEAD=task",
     )
-  own = getattr(head, "labels", ())
-  named = own and form.labels and not any(_NUMBERED.fullmatch(label) for label in (*own, *form.labels))
-  if named and tuple(own) != tuple(form.labels):
+  own = tuple(getattr(head, "labels", ()))
+  named = not any(_NUMBERED.fullmatch(label) for label in (*own, *form.labels))
+  if len(own) > 1 and form.labels and (len(own) != len(form.labels) or (named and own != tuple(form.labels))):
     raise UserError(
       f"the classes of task {task!r} are not those of the head",
       task=", ".join(form.labels),

@@ -126,6 +126,9 @@ class TokenCaches:
     return bool(rates) and with_files == rates.keys() - registered
 
   def _open_task(self, task: str, split: str, members: int) -> data.TokenCache | None:
+    files = self._files_of(task)
+    if files and split not in files:
+      return None  # a cache of this name is from other files
     folder = self.folder(task, split)
     record = data.read_record(folder)
     if self._is_changed(task, record) or (record is None and self._must_check(task, split)):
@@ -139,12 +142,22 @@ class TokenCaches:
     rebuild_command = shlex.join(self.command(task, split, force=True))
     pool = 0 if self._evaluation else lambda size: self._pool(folder, size, members)
     cache = data.open_cache(folder, rebuild_command, record.scoring if record else None, pool)
-    files = self._files_of(task).get(split)
-    changed = data.changed_since_written(cache, self._vocabulary.fingerprint, files)
+    changed = data.changed_since_written(cache, self._vocabulary.fingerprint, files.get(split))
+    if not changed and not self._has_labels_of_training(task, split, cache):
+      changed = "its classes are those of another training split"
     if changed:
       print(f"the token cache {folder} is stale: {changed}")
       return None
     return cache
+
+  def _has_labels_of_training(self, task: str, split: str, cache: data.TokenCache) -> bool:
+    """Returns whether class ids are those of the training split, which numbers the classes of the user's own rows."""
+    files, form = self._files_of(task), data.LabelForm.of(cache)
+    training = "train" if "train" in files else next(iter(files), split)
+    if training == split or form is None or not form.labels or (task, split) in self._built:
+      return True
+    numbered = self._open_task(task, training, 1)
+    return data.LabelForm.of(numbered).labels == form.labels if numbered else not can_build()
 
   def _is_changed(self, task: str, record: data.TaskRecord | None) -> bool:
     """Returns whether the code of a task or mixture has changed since its cache was written, and reports it."""

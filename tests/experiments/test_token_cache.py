@@ -41,3 +41,23 @@ def test_a_task_that_is_not_known_and_a_mixture_are_refused(start_child_here, to
   with pytest.raises(UserError, match="is a mixture") as error:
     token_cache("both_of_these", "tiny", root=str(token_caches))
   assert error.value.lines["tasks"] == "snli, novels"
+
+
+def test_caches_of_the_users_rows_follow_all_files(tmp_path):
+  """Classes are numbered by the training split, and a split without a file is not that of an earlier run."""
+
+  def written(name, *labels):
+    (tmp_path / name).write_text("".join(json.dumps({"text": f"t{label}", "label": label}) + "\n" for label in labels))
+    return str(tmp_path / name)
+
+  def labels(split, **files):
+    cache = token_cache("stars_classification", "bert_uncased", split, root=str(tmp_path / "caches"), files=files)
+    return [fields["label"] for fields in cache.fields()]
+
+  first, more = written("first.jsonl", 1, 2), written("more.jsonl", 0, 1, 2)
+  validation = written("validation.jsonl", 2, 1)
+  assert labels("train", train=first, validation=validation) == [0, 1]
+  assert labels("validation", train=first, validation=validation) == [1, 0]
+  assert labels("validation", train=more, validation=validation) == [2, 1]  # although only "train" is another file
+  with pytest.raises(UserError, match="no split 'validation'"):
+    labels("validation", train=more)
