@@ -11,23 +11,33 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 
+# Of tasks: all rows have those of the first.
+_FIELDS = ("inputs", "targets", "text", "text_pair", "label", "anchor", "positive", "negative")
+
 
 def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_ROOT}/examples") -> str:
   """Writes rows as JSON lines and returns the file, for CORPUS_FILES; the same rows are the same file.
 
   Args:
-    rows: dicts, a DataFrame of pandas, or anything that yields dicts, such as a Hugging Face data set. For a task
-      `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and label;
+    rows: dicts, a DataFrame of pandas or polars, or anything that yields dicts, such as a Hugging Face data set. For
+      a task `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and label;
       `NAME_embedding`: anchor and positive, optionally negative; any other name is a corpus with text.
     folder: where to write the file.
   """
-  records = rows.to_dict("records") if hasattr(rows, "columns") and hasattr(rows, "to_dict") else rows
+  records = rows
+  if hasattr(rows, "columns"):  # a DataFrame of pandas or polars
+    records = rows.to_dicts() if hasattr(rows, "to_dicts") else rows.to_dict("records")
   if isinstance(records, str | Mapping) or not isinstance(records, Iterable):
     raise UserError(f"not rows: {type(rows).__name__}", expected="a list of dicts, or a DataFrame")
-  lines = [_line(number, row) for number, row in enumerate(records)]
+  lines, fields = [], []
+  for number, row in enumerate(records):
+    lines.append(_line(number, row))
+    fields = fields or [name for name in _FIELDS if name in row]
+    if (missing := next((name for name in fields if row.get(name) is None), None)) is not None:
+      raise UserError(f"row {number} has no {missing}", row=repr(dict(row))[:200])
   if not lines:
     raise UserError("there are no rows")
-  text = "".join(lines).encode()
+  text = b"".join(lines)
   path = storage.as_path(folder) / f"{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
   if not path.is_file():
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,12 +45,12 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
   return str(path)
 
 
-def _line(number: int, row: Any) -> str:
+def _line(number: int, row: Any) -> bytes:
   if not isinstance(row, Mapping):
     raise UserError(f"row {number} is not a dict: {row!r}")
   try:
-    return json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
-  except (TypeError, ValueError) as error:  # such as nan, which pandas has for a missing value
+    return (json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=_plain) + "\n").encode()
+  except (TypeError, ValueError) as error:  # such as nan, which pandas has for a missing value, or half a character
     raise UserError(f"row {number} cannot be written as JSON: {error}", row=repr(dict(row))[:200]) from None
 
 

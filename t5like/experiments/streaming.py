@@ -5,10 +5,12 @@ This keeps TensorFlow out of the training process, and a run need not wait for t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -31,7 +33,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import special_tokens
 from t5like.experiments.phases import Phase
 from t5like.files import storage
-from t5like.files.child_processes import ending
+from t5like.files.child_processes import ending, without_main
 from t5like.models.config import TransformerConfig
 from t5like.objectives import Lengths, Objective
 from t5like.tasks.quiet_start import load_seqio
@@ -121,7 +123,9 @@ class StreamProcess:
     context = multiprocessing.get_context("spawn")  # a fork of a process with JAX's threads may hang
     self._connection, theirs = context.Pipe()
     self._process = context.Process(target=_serve, args=(theirs, settings, self._seed, state), daemon=True)
-    self._process.start()
+    self._needs_main = b"__main__" in pickle.dumps(settings)  # an objective of the user's script
+    with contextlib.nullcontext() if self._needs_main else without_main():
+      self._process.start()
     theirs.close()
     self.close = weakref.finalize(self, _end, self._process, self._connection)  # at the latest when Python exits
     self._obstacle: str | None = self._answer()
@@ -198,11 +202,10 @@ class StreamProcess:
 
   def _died(self) -> UserError:
     self._process.join(timeout=5)
-    return UserError(
-      "the streaming process died",
-      because=ending(self._process.exitcode),
-      try_="run the same command again to resume from the last checkpoint",
-    )
+    remedy = "run the same command again to resume from the last checkpoint"
+    if self._needs_main:
+      remedy = 'the objective in a module of its own, or the run below `if __name__ == "__main__":`'
+    return UserError("the streaming process died", because=ending(self._process.exitcode), try_=remedy)
 
 
 def _end(process: multiprocessing.process.BaseProcess, connection: Connection) -> None:

@@ -7,8 +7,10 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_VARIABLE = "T5LIKE_PARENT"
@@ -21,6 +23,17 @@ def ending(status: int | None) -> str:
     return f"status {status}"
   name = signal.Signals(-status).name
   return f"{name}, possibly out of memory" if name == "SIGKILL" else name
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+  """Lets multiprocessing start a process that does not import the main module: a script would run again in it."""
+  main = sys.modules["__main__"]
+  sys.modules["__main__"] = types.ModuleType("__main__")
+  try:
+    yield
+  finally:
+    sys.modules["__main__"] = main
 
 
 class Children:

@@ -83,12 +83,25 @@ class Frame:
     return [{"text": "a", "label": np.int64(1)}]
 
 
+class PolarsFrame:
+  """What is used of a DataFrame of polars."""
+
+  columns = ("text",)
+
+  def to_dict(self, *, as_series=True):
+    raise AssertionError
+
+  def to_dicts(self):
+    return [{"text": "a", "label": 1}]
+
+
 def test_rows_in_memory_become_a_file(tmp_path):
   rows = [{"text": "grün", "label": np.int64(1)}, {"text": np.str_("b"), "label": True}]
   path = t5like.save_examples(rows, str(tmp_path / "new"))
   assert [json.loads(line) for line in open(path)] == [{"text": "grün", "label": 1}, {"text": "b", "label": True}]
   assert t5like.save_examples(iter(rows), str(tmp_path / "new")) == path
-  assert t5like.save_examples(Frame(), str(tmp_path / "new")) != path
+  frame = t5like.save_examples(Frame(), str(tmp_path / "new"))
+  assert frame != path and t5like.save_examples(PolarsFrame(), str(tmp_path / "new")) == frame
   assert len(list((tmp_path / "new").iterdir())) == 2
 
 
@@ -97,6 +110,8 @@ def test_rows_in_memory_become_a_file(tmp_path):
   [
     ([], "no rows"), ("text", "not rows"), ({"text": "a"}, "not rows"), (5, "not rows"), (["a"], "row 0 is not a dict"),
     ([{"text": "a"}, {"text": float("nan")}], "row 1 cannot be written"), ([{"text": {1}}], "row 0 cannot be written"),
+    ([{"text": "\ud800"}], "row 0 cannot be written"), ([{"text": "a", "label": 1}, {"text": "b"}], "row 1 has no"),
+    ([{"inputs": None, "targets": "b", "other": None}], "row 0 has no inputs"),
   ],
 )  # fmt: skip
 def test_what_is_no_row_is_refused(tmp_path, rows, message):
