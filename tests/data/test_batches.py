@@ -232,10 +232,8 @@ def test_packing_does_not_change_the_rates_of_examples(tmp_path):
   texts = {"short": [{"inputs": "3", "targets": "9"}] * 40, "long": [{"inputs": "4 " * 15, "targets": "8"}] * 40}
   caches = [make_cache(tmp_path / name, rows, ["inputs", "targets"]) for name, rows in texts.items()]
   members = [data.ExampleRows(cache, LENGTHS, SPECIAL, 0, pack=True) for cache in caches]
-  assert [source.examples_per_row for source in members] == [
-    4,
-    1,
-  ]  # targets of 2 tokens in rows of 8, inputs of 16 in rows of 16
+  # Targets of 2 tokens in rows of 8, inputs of 16 tokens in rows of 16.
+  assert [source.examples_per_row for source in members] == [4, 1]
   for rates in ([1, 1], [3, 1], [2, 5]):
     targets = data.MixtureRows(members, rates).rows(np.arange(4000))["decoder_target_tokens"]
     short, long = (targets == 9).sum(), (targets == 8).sum()
