@@ -6,6 +6,7 @@ FILE.run.json next to FILE records the model and settings, so that rows of diffe
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import sys
@@ -283,7 +284,15 @@ def _row_text(line: bytes, number: int, field: str) -> str | int | None:
 
 
 def _line(row: dict[str, Any]) -> bytes:
+  def text(ensure_ascii: bool) -> bytes:
+    dumps = functools.partial(json.dumps, ensure_ascii=ensure_ascii, default=np.ndarray.tolist)
+    try:
+      line = dumps(row, allow_nan=False)
+    except ValueError:  # JSON has no nan and no infinity
+      line = dumps(json.loads(dumps(row), parse_constant=lambda _: None))
+    return (line + "\n").encode()
+
   try:
-    return (json.dumps(row, ensure_ascii=False, default=np.ndarray.tolist) + "\n").encode()
+    return text(ensure_ascii=False)
   except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
-    return (json.dumps(row, default=np.ndarray.tolist) + "\n").encode()
+    return text(ensure_ascii=True)

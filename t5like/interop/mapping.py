@@ -112,6 +112,8 @@ def import_tensors(
       report.missing.append(rule.theirs)
       continue
     tensor = read(name)
+    if not is_finite(tensor):
+      raise UserError(f"{name} contains values that are not finite", try_="an undamaged copy of the checkpoint")
     params |= rule.split(tensor)
     report.used.append(name)
     del unused[name]
@@ -121,6 +123,15 @@ def import_tensors(
         del unused[copy]
   report.unexpected.extend(unused)
   return params, report
+
+
+def is_finite(tensor: np.ndarray) -> bool:
+  """Returns whether a tensor has no infinite values and no nan."""
+  exponents = {"bfloat16": 0x7F80, "float16": 0x7C00}.get(tensor.dtype.name)
+  if exponents is None:
+    return bool(np.isfinite(tensor).all())
+  bits = np.ascontiguousarray(tensor).view(np.uint16)  # many times as fast as isfinite
+  return not bool(((bits & exponents) == exponents).any())
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -111,6 +111,20 @@ def exported(case: str, folder: Path, model_type: str | None = None, **changes) 
   return json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_values_that_are_not_finite_are_rejected(dtype, value, tmp_path):
+  def damaged(tensors):
+    tensors = {name: tensor.astype(jax.numpy.dtype(dtype)) for name, tensor in tensors.items()}
+    tensors["transformer.h.1.mlp.c_fc.weight"][3, 4] = value
+    return tensors
+
+  whole = rewrite(tmp_path, "gpt2", lambda tensors: {n: t.astype(jax.numpy.dtype(dtype)) for n, t in tensors.items()})
+  huggingface.load(whole)
+  with pytest.raises(UserError, match="h.1.mlp.c_fc.weight contains values that are not finite"):
+    huggingface.load(rewrite(tmp_path, "gpt2", damaged))
+
+
 def test_gated_exact_gelu_is_preserved(tmp_path):
   """In transformers "gated-gelu" is the tanh form, and "gelu_python" another name for the exact one."""
   assert exported("t5_1_1", tmp_path, activation="gelu_erf")["feed_forward_proj"] == "gated-gelu_python"
