@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
   pue, co2e = (default if given is None else given for given, default in ((args.pue, PUE), (args.co2e, CO2E)))
   settings = PlanSettings(args.price, pue, co2e)
   topology = planning.parse_topology(args.topology)
-  planned = [] if "MODEL_DIR" in dict(args.gin_overrides) else [("MODEL_DIR", "planned")]
+  needed = args.gin_file and "MODEL_DIR" not in dict(args.gin_overrides)
+  planned = [("MODEL_DIR", "planned")] if needed else []
   experiment = read_experiment(args.gin_file, [*planned, *args.gin_overrides], gin_search_paths(args))
   if args.search:
     found = search_plan(experiment, topology, _batch_sizes(args.batch_sizes))

@@ -24,7 +24,7 @@ def are_corpus_files(given: Any) -> bool:
   if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
     return False
   values = given.values()
-  return all(isinstance(v, str) for v in values) or all(
+  return all(isinstance(v, str) and v.strip() for v in values) or all(
     isinstance(v, Mapping) and are_corpus_files(v) and not are_several(v) for v in values
   )
 

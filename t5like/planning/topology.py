@@ -160,6 +160,8 @@ def parse_topology(name: str) -> Topology:
       expected=f"a multiple of {chip.cores}: {chip.name} slices are named by TensorCores, {chip.cores} per chip",
     )
   size = count // chip.cores
+  if chip.torus == 2 and size & (size - 1):
+    raise UserError(f"invalid size of {name!r}: {count}", expected=f"a power of 2, up to {chip.max_size}")
   if size > chip.max_size:
     smaller = f"{-(-size // chip.max_size)}x{chip.name}{'-' if is_tpu else 'x'}{chip.max_size * chip.cores}"
     raise UserError(

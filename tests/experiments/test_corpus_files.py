@@ -44,6 +44,7 @@ def test_files_as_options_and_back():
       corpus_files.from_options(given)
   assert corpus_files.are_corpus_files({}) and not corpus_files.are_corpus_files({"a": {"b": {"c": "d"}}})
   assert not corpus_files.are_corpus_files({"a": "b", "c": {}}) and not corpus_files.are_corpus_files({"train": 3})
+  assert not corpus_files.are_corpus_files({"train": ""})
 
 
 def test_rates_are_token_counts_and_a_temperature_flattens_them(tmp_path):

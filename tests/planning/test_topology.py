@@ -43,6 +43,7 @@ def test_v5e_has_two_names():
     ("h100x16", "--topology=2xh100x8"),
     ("v5e-512", "--topology=2xv5e-256"),
     ("0xv5e-4", "'0xv5e-4' has no chips"),
+    ("v5e-17", "a power of 2, up to 256"),
     ("h100x0", "at least one machine"),
     ("a laptop", "local"),
   ],

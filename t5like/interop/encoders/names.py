@@ -79,7 +79,9 @@ def check_head_activation(config: TransformerConfig, family: str) -> None:
 def encoder_config(hf: Mapping, **fields: object) -> TransformerConfig:
   """Returns the config of a post-norm encoder with BERT's fields in config.json; `fields` are those that differ."""
   scheme = hf.get("position_embedding_type", "absolute")
-  if scheme != "absolute" or hf.get("is_decoder"):
+  if hf.get("is_decoder"):
+    raise UserError("this model is a decoder: only encoders of its family are supported", is_decoder=True)
+  if scheme != "absolute":
     raise UserError("only encoders with absolute positions are supported", position_embedding_type=scheme)
   values = dict(
     vocab_size=hf["vocab_size"],

@@ -23,6 +23,7 @@ from t5like.training.checkpoints.differences import StructureDifference, compare
 from t5like.training.checkpoints.folders import (
   PARAMS,
   TRAINING,
+  checkpoint_steps,
   fingerprint_differences,
   has_training_state,
   read_description,
@@ -254,10 +255,12 @@ def _check_damage(checkpoint: Path) -> int:
 
 
 def damaged_error(checkpoint: Path, damage: str) -> UserError:
+  steps = [str(step) for step in checkpoint_steps(checkpoint.parents[1]) if str(step) != checkpoint.name]
   return UserError(
     "the checkpoint cannot be read: it is damaged",
     checkpoint=checkpoint,
     because=damage,
+    other_steps=", ".join(steps),
     try_="a checkpoint of another step, or a backup",
   )
 

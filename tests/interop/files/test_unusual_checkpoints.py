@@ -71,6 +71,8 @@ def test_rare_names_of_activations(case, fields, activation, tmp_path):
   [
     ("gpt2", dict(tie_word_embeddings=False), "no lm_head.weight"),
     ("bert", dict(tie_word_embeddings=False), "no cls.predictions.decoder.weight"),
+    ("bert", dict(is_decoder=True), "this model is a decoder"),
+    ("bert", dict(position_embedding_type="relative_key"), "only encoders with absolute positions"),
   ],
 )
 def test_settings_that_would_change_outputs_are_rejected(case, fields, words, tmp_path):
