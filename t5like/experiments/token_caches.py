@@ -157,7 +157,7 @@ class TokenCaches:
     if training == split or form is None or not form.labels or (task, split) in self._built:
       return True
     numbered = self._open_task(task, training, 1)
-    return data.LabelForm.of(numbered).labels == form.labels if numbered else not can_build()
+    return data.LabelForm.of(numbered) == form if numbered else not can_build()
 
   def _is_changed(self, task: str, record: data.TaskRecord | None) -> bool:
     """Returns whether the code of a task or mixture has changed since its cache was written, and reports it."""

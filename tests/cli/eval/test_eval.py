@@ -109,7 +109,8 @@ def test_following_ends_with_the_run_and_skips_damaged_checkpoints(t5like, copy)
   out = t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--follow").stdout
   assert "step 4 is skipped: the checkpoint cannot be read: it is damaged" in out
   assert [record["step"] for record in scores(copy)] == [2, 6]
-  assert "damaged" in t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--step=4", status=2).stderr
+  error = t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--step=4", status=2).stderr
+  assert "damaged" in error and "other_steps  2, 6" in error
 
 
 def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
