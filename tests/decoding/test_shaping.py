@@ -1,11 +1,11 @@
-"""Forbidden sequences; the search for the largest entries of long rows, compared with one sort."""
+"""Forbidden sequences and repetitions; the search for the largest entries of long rows, compared with one sort."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.decoding.shaping import forbid_sequences, largest
+from t5like.decoding.shaping import forbid_repeated_ngrams, forbid_sequences, largest
 
 
 @pytest.mark.parametrize(("n", "k"), [(5, 5), (8193, 8), (10_001, 3)])
@@ -29,3 +29,20 @@ def test_sequences_are_forbidden_where_their_beginning_was_generated():
       seen = [-1, -1, *row[:length]]
       expected = {s[-1] for s in sequences if len(s) == 1 or seen[len(seen) - len(s) + 1 :] == list(s[:-1])}
       assert set(np.flatnonzero(np.isinf(logits))) == expected
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_tokens_that_would_repeat_an_ngram_are_forbidden(n):
+  """As transformers' NoRepeatNGramLogitsProcessor, row by row; padding in front is no part of an n-gram."""
+  generator = np.random.default_rng(n)
+  rows, most, vocab = 16, 12, 4
+  tokens = generator.integers(0, vocab, (rows, most)).astype(np.int32)
+  padding = generator.integers(0, 4, rows)
+  tokens[np.arange(most)[None, :] < padding[:, None]] = -1
+  for length in range(most + 1):
+    logits = np.asarray(forbid_repeated_ngrams(jnp.zeros((rows, vocab)), jnp.asarray(tokens), jnp.int32(length), n))
+    for row in range(rows):
+      own = [token for token in tokens[row, :length].tolist() if token >= 0]
+      newest = own[len(own) - n + 1 :] if len(own) >= n - 1 else None
+      seen = {own[i + n - 1] for i in range(len(own) - n + 1) if own[i : i + n - 1] == newest}
+      assert set(np.flatnonzero(logits[row] < 0)) == seen, (length, row)
