@@ -9,7 +9,7 @@ from train_steps import gpt
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
-from t5like.models import ELECTRA, GPT, XLNet
+from t5like.models import ELECTRA, GPT, SpanBERT, XLNet
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
@@ -65,6 +65,19 @@ def test_the_formula_counts_both_models_of_electra(embedding_dim):
   products = [operation for operation in planned if operation.kind == "product"]
   total = sum(operation.count * operation.flops for operation in products)
   assert total == 3 * (sum(parts.values()) - 2 * 10 * 8)  # without the last product of the discriminator, [d, 1]
+
+
+def test_the_formula_counts_both_heads_of_spanbert():
+  settings = config(num_decoder_layers=0, positions="none", mlm_head=True)
+  batch = blank("encoder", Lengths(0, 5, 5), 2, packed=False, shifted=False)
+  model = SpanBERT(settings, position_dim=7)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+
+  def outputs(variables):
+    found = model.apply(variables, batch)
+    return found["logits"], found["auxiliary"]["boundary_loss"].losses
+
+  assert traced_flops(outputs, shapes) == sum(model_flops_by_part(model, 2, 5).values())
 
 
 def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():

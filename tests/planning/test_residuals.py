@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 from train_steps import Step, gpt
 
-from t5like.planning.activations import count_activations
+from t5like.models.config import TransformerConfig
+from t5like.models.t5 import T5
+from t5like.planning.activations import _extrapolate_layers, count_activations
 from t5like.planning.residuals import ROWS, row_bytes, saved_residuals, with_rows
 
 WEIGHTS = {"a": jax.ShapeDtypeStruct((8, 32), jnp.float32), "b": jax.ShapeDtypeStruct((32, 4), jnp.float32)}
@@ -53,3 +55,17 @@ def test_layers_by_hand():
   # Over two devices of a tensor axis, heads and MLP are halved; the streams and norms are not.
   halved = [count_activations(gpt(n), batch, tensor=2, platform="cpu").saved for n in (2, 5)]
   assert (halved[1] - halved[0]) / 3 == pytest.approx(128 * 4 * (4 * 256 + 4 * 128 + 2 * 512 + 4 * 128 + 512), rel=0.02)
+
+
+@pytest.mark.parametrize(
+  ("layers", "shared", "largest"), [((3, 4), False, 5), ((4, 4), True, 8), ((0, 6), False, 5), ((6, 0), False, 3)]
+)
+def test_the_bytes_of_all_layers_follow_from_models_of_one_and_two(layers, shared, largest):
+  """10 bytes outside the layers, 3 in each of the encoder's, 5 in each of the decoder's."""
+  sizes = dict(num_encoder_layers=layers[0], num_decoder_layers=layers[1], share_encoder_decoder=shared)
+  model = T5(TransformerConfig(vocab_size=8, embed_dim=4, mlp_dim=4, num_heads=1, **sizes))
+
+  def trace(model):
+    return 10 + 3 * model.config.num_encoder_layers + 5 * model.config.num_decoder_layers
+
+  assert _extrapolate_layers(model, trace) == (trace(model), largest)
