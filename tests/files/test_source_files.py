@@ -49,6 +49,18 @@ def test_an_edit_of_the_same_size_is_noticed(tmp_path, size):
   assert not same_identities(identities, file_identities([str(path)]))
 
 
+@pytest.mark.parametrize("place", [0, 2_500_000, 4_999_999])
+def test_the_start_the_middle_and_the_end_of_a_file_identify_it(tmp_path, place):
+  path = tmp_path / "text.jsonl"
+  content = bytearray(b"a" * 5_000_000)
+  path.write_bytes(content)
+  (before,) = file_identities([str(path)])
+  content[place] = 0
+  path.write_bytes(content)
+  (after,) = file_identities([str(path)])
+  assert before["sha256_of_parts"] != after["sha256_of_parts"]
+
+
 def test_caches_of_older_versions_have_no_hash_of_whole_files(tmp_path):
   path = tmp_path / "text.jsonl"
   path.write_bytes(b"a" * 5_000_000)
