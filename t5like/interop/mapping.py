@@ -112,8 +112,7 @@ def import_tensors(
       report.missing.append(rule.theirs)
       continue
     tensor = read(name)
-    if not is_finite(tensor):
-      raise UserError(f"{name} contains values that are not finite", try_="an undamaged copy of the checkpoint")
+    check_finite(name, tensor)
     params |= rule.split(tensor)
     report.used.append(name)
     del unused[name]
@@ -125,13 +124,16 @@ def import_tensors(
   return params, report
 
 
-def is_finite(tensor: np.ndarray) -> bool:
-  """Returns whether a tensor has no infinite values and no nan."""
+def check_finite(name: str, tensor: np.ndarray) -> None:
+  """Raises UserError if a tensor has infinite values or nan."""
   exponents = {"bfloat16": 0x7F80, "float16": 0x7C00}.get(tensor.dtype.name)
   if exponents is None:
-    return bool(np.isfinite(tensor).all())
-  bits = np.ascontiguousarray(tensor).view(np.uint16)  # many times as fast as isfinite
-  return not bool(((bits & exponents) == exponents).any())
+    is_finite = np.isfinite(tensor).all()
+  else:
+    bits = np.ascontiguousarray(tensor).view(np.uint16)  # many times as fast as isfinite
+    is_finite = not ((bits & exponents) == exponents).any()
+  if not is_finite:
+    raise UserError(f"{name} contains values that are not finite", try_="an undamaged copy of the checkpoint")
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.mapping import Rule
-from t5like.interop.tensor_folders import read_json
+from t5like.interop.mapping import Rule, check_finite
+from t5like.interop.tensor_folders import Tensors, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -87,16 +87,17 @@ def check_not_tied(rule: Rule) -> None:
 
 def read_folder(folder: Path) -> PeftFolder:
   """Reads a folder that peft has written."""
-  from safetensors.numpy import load_file
-
   for file in (CONFIG, WEIGHTS):
     if not (folder / file).is_file():
       raise UserError(f"no {file} in {folder}", expected="a folder that peft's save_pretrained has written")
   config = read_json(folder / CONFIG)
-  tensors = {name.removeprefix(_PREFIX): x for name, x in load_file(folder / WEIGHTS).items()}
   if not isinstance(config.get("peft_type"), str):
     raise UserError(f"{folder / CONFIG} has no peft_type")
-  return PeftFolder(config, tensors)
+  saved = Tensors(folder, [folder / WEIGHTS])
+  tensors = {name: saved.read(name) for name in saved.names()}
+  for name, tensor in tensors.items():
+    check_finite(name, tensor)
+  return PeftFolder(config, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()})
 
 
 def write_folder(folder: Path, adapter: PeftFolder) -> None:

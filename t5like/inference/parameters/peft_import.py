@@ -106,11 +106,21 @@ def _lora(
     a = rest.pop(f"{module.name}.lora_A.weight", None)
     if a is None:
       continue
-    b = module.in_our_order(rest.pop(f"{module.name}.lora_B.weight"))
+    b = rest.pop(f"{module.name}.lora_B.weight", None)
+    if b is None:
+      raise UserError(f"the peft folder has no {module.name}.lora_B.weight, but {module.name}.lora_A.weight")
+    b = module.in_our_order(b)
     magnitude = rest.pop(f"{module.name}.lora_magnitude_vector", None)
+    if (magnitude is not None) != bool(config.get("use_dora")):
+      has = "no" if magnitude is None else "a"
+      raise UserError(f"{module.name} has {has} magnitude, but use_dora = {config.get('use_dora')} in the peft folder")
     magnitude = None if magnitude is None else module.in_our_order(magnitude.reshape(-1))
     rank = len(a)
-    alpha = pattern_value(config.get("alpha_pattern") or {}, module.name, config["lora_alpha"])
+    if rank != (said := pattern_value(config.get("rank_pattern") or {}, module.name, config.get("r"))):
+      raise UserError(f"{module.name}.lora_A.weight has rank {rank}, but the peft folder's settings say {said!r}")
+    alpha = pattern_value(config.get("alpha_pattern") or {}, module.name, config.get("lora_alpha"))
+    if type(alpha) not in (int, float):
+      raise UserError(f"invalid lora_alpha in the peft folder: {alpha!r}", expected="a number")
     for number, path in enumerate(module.ours):
       width = len(b) // len(module.ours)
       rows = slice(number * width, (number + 1) * width)
@@ -119,7 +129,11 @@ def _lora(
         arrays[f"{path}/magnitude"] = magnitude[rows]
       ranks[path], alphas[path] = rank, float(alpha)
   if not ranks:
-    raise UserError("the peft folder has no LoRA of a linear layer of this model")
+    raise UserError(
+      "the peft folder has no LoRA of a linear layer of this model",
+      its_base=config.get("base_model_name_or_path"),
+      its_tensors=", ".join(sorted(rest)[:3]),
+    )
   rank, alpha = most_common(ranks), most_common(alphas)
   method = LoRA(
     targets=_patterns(ranks, modules),

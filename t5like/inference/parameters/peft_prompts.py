@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 
 from t5like.errors import UserError
 from t5like.finetuning.methods import PrefixTuning, PromptTuning
 from t5like.interop.peft_files import PROMPTS
 from t5like.models import GPT, T5
+from t5like.models.positions import rotary_frequencies, rotate
 
 Arrays = Mapping[str, np.ndarray]
 _LAYER = "decoder/layers_{}/attention/prefix"
@@ -43,20 +45,40 @@ def write_prefix(model: nn.Module, flat: Arrays, method: PrefixTuning) -> tuple[
   """Returns peft's settings and the tensor [tokens, layers * (keys, values) * heads * width], already projected."""
   _check_prefixes(model)
   layers = range(model.config.num_decoder_layers)
-  keys_values = np.stack([_keys_values(flat, _LAYER.format(n), model) for n in layers])  # [layers, 2, tokens, ...]
+  each = (_turned(_keys_values(flat, _LAYER.format(n), model), model, method.length) for n in layers)
+  keys_values = np.stack(list(each))  # [layers, 2, tokens, heads, width]
   tensor = np.moveaxis(keys_values, 2, 0).reshape(method.length, -1)
   settings = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": method.length, "prefix_projection": False}
-  return settings | _sizes(model), {PROMPTS: tensor}
+  heads, width = model.config.kv_heads, model.config.head_dim
+  sizes = {"token_dim": heads * width, "num_attention_heads": heads}  # of keys and values, as peft sets them
+  return settings | _sizes(model) | sizes, {PROMPTS: tensor}
 
 
 def read_prefix(config: Mapping[str, Any], tensor: np.ndarray, model: nn.Module) -> tuple[PrefixTuning, Arrays]:
   """Returns the method, without projection, and its parameters by path."""
   _check_prefixes(model)
   sizes = model.config
-  tokens = _tokens(config, tensor, sizes.num_decoder_layers * 2 * sizes.num_heads * sizes.head_dim)
-  layers = tensor.reshape(tokens, sizes.num_decoder_layers, 2, sizes.num_heads, sizes.head_dim)
-  arrays = {f"{_LAYER.format(n)}/keys_values": np.moveaxis(layers[:, n], 0, 1) for n in range(layers.shape[1])}
+  tokens = _tokens(config, tensor, sizes.num_decoder_layers * 2 * sizes.kv_heads * sizes.head_dim)
+  layers = tensor.reshape(tokens, sizes.num_decoder_layers, 2, sizes.kv_heads, sizes.head_dim)
+  arrays = {
+    f"{_LAYER.format(n)}/keys_values": _turned(np.moveaxis(layers[:, n], 0, 1), model, -tokens)
+    for n in range(layers.shape[1])
+  }
   return PrefixTuning(length=tokens, hidden=0), arrays
+
+
+def _turned(keys_values: np.ndarray, model: nn.Module, positions: int) -> np.ndarray:
+  """Turns the keys of [2, tokens, heads, width] by rotary positions, if the model has them.
+
+  In Hugging Face the first token after a prefix of n tokens is at n, here at 0: queries differ by the rotation of n
+  positions, so the keys of the prefix, which are not rotated, must too.
+  """
+  if model.config.positions != "rotary":
+    return keys_values
+  keys, values = keys_values
+  at = np.full((1, len(keys)), positions, np.int32)
+  turned = rotate(jnp.asarray(keys, jnp.float32)[None], at, rotary_frequencies(model.config))[0]
+  return np.stack([np.asarray(turned, keys.dtype), values])
 
 
 def _keys_values(flat: Arrays, path: str, model: nn.Module) -> np.ndarray:
@@ -65,7 +87,7 @@ def _keys_values(flat: Arrays, path: str, model: nn.Module) -> np.ndarray:
     return flat[f"{path}/keys_values"]
   hidden = flat[f"{_SHARED}_embedding"] @ flat[f"{_SHARED}_hidden/kernel"] + flat[f"{_SHARED}_hidden/bias"]
   projected = np.tanh(hidden) @ flat[f"{path}/out/kernel"] + flat[f"{path}/out/bias"]
-  shape = (len(projected), 2, model.config.num_heads, model.config.head_dim)
+  shape = (len(projected), 2, model.config.kv_heads, model.config.head_dim)
   return np.moveaxis(projected.reshape(shape), 1, 0)
 
 
@@ -96,9 +118,10 @@ def _check_prompts(model: nn.Module) -> None:
 
 
 def _check_prefixes(model: nn.Module) -> None:
-  if type(model) is not GPT:
+  config = model.config
+  if type(model) is not GPT or config.positions not in ("learned", "rotary") or config.attention_window:
     raise UserError(
-      "prefixes go to peft and back for GPT only",
-      given=type(model).__name__,
+      "prefixes go to peft and back for GPT only, with learned or rotary positions and without a window",
+      given=f"{type(model).__name__}, positions = {config.positions!r}, window = {config.attention_window}",
       why="peft has no prefixes in encoders, and T5's relative positions count its prefixes in the decoder as tokens",
     )

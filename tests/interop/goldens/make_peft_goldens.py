@@ -18,7 +18,7 @@ import torch
 import transformers
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
-XLNET = "peft_bases/xlnet"  # written here
+XLNET, LLAMA = "peft_bases/xlnet", "peft_bases/llama"  # written here
 FUSED = {"fan_in_fan_out": True}
 CASES = {
   "t5_lora": ("t5_1_1", peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=2, lora_alpha=4, target_modules=["q", "v"])),
@@ -45,6 +45,7 @@ CASES = {
     task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, num_transformer_submodules=1,
   )),
   "gpt2_prefix": ("gpt2", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+  "llama_prefix": (LLAMA, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
   "bert_lora": ("heads/BertForSequenceClassification", peft.LoraConfig(
     task_type="SEQ_CLS", r=2, target_modules=["query", "value"],
   )),
@@ -56,6 +57,7 @@ CASES = {
 CLASSES = {
   "t5_1_1": transformers.AutoModelForSeq2SeqLM,
   "gpt2": transformers.AutoModelForCausalLM,
+  LLAMA: transformers.AutoModelForCausalLM,
   "heads/BertForSequenceClassification": transformers.AutoModelForSequenceClassification,
   XLNET: transformers.AutoModelForSequenceClassification,
 }
@@ -68,6 +70,16 @@ def make_xlnet() -> None:
   for parameter in model.parameters():
     parameter.data += 0.2 * torch.randn_like(parameter)
   model.save_pretrained(GOLDEN / XLNET)
+
+
+def make_llama() -> None:
+  """Four heads of queries, two of keys and values."""
+  torch.manual_seed(2)
+  sizes = dict(vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+  model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=20, pad_token_id=0))
+  for parameter in model.parameters():
+    parameter.data += 0.2 * torch.randn_like(parameter)
+  model.save_pretrained(GOLDEN / LLAMA)
 
 
 def inputs(base: str, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -105,5 +117,7 @@ if __name__ == "__main__":
     cases = sys.argv[1:] or list(CASES)
     if "xlnet_lora" in cases:
       make_xlnet()
+    if "llama_prefix" in cases:
+      make_llama()
     for case in cases:
       make(case)
