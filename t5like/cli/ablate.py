@@ -8,8 +8,8 @@
 The same command resumes a stopped sweep; finished runs are not repeated. Run it on other machines that share the
 directory to add workers; --workers=8 starts eight on one machine if a small model does not saturate its GPU, and
 --together=3 trains three runs of one shape, such as the seeds of a recipe, in one program. --list prints the
-`t5like train` commands of all runs; runs that you train manually count too. Without --table the sweep resumes with its
-original settings; with --table or --rows a worker only runs those.
+`t5like train` commands of all runs; runs that you train manually count when the sweep runs again. Without --table it
+resumes with its original settings; with --table or --rows a worker only runs those.
 
 Exit status: 0 all runs finished; 1 some failed, the others finished; 2 invalid input, nothing started; 75 device lost,
 130 and 143 interrupted: run the command again.

@@ -183,7 +183,8 @@ class Model(HeadMethods, InsideMethods):
   ) -> float | list[float]:
     """Returns the log-likelihood of each target given its input, summed over its tokens.
 
-    Without targets, a decoder scores the inputs, the first token after its start token (GPT-2: <|endoftext|>).
+    Without targets, a decoder scores the inputs, the first token after its start token (GPT-2: <|endoftext|>); one
+    that was trained on inputs and targets scores them as targets of an empty input, with the end of sequence.
     """
     if targets is None and not self.is_decoder:
       raise UserError(f"{self.kind} needs targets to score", try_="score(inputs, targets)")
