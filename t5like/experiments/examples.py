@@ -14,19 +14,21 @@ from t5like.files.storage import DEFAULT_ROOT
 # Of tasks: all rows have those of the first.
 _FIELDS = ("inputs", "targets", "text", "text_pair", "label", "anchor", "positive", "negative")
 
+# Methods of tables that return dicts, with arguments: of polars, pyarrow and pandas.
+_TABLES = {"to_dicts": (), "to_pylist": (), "to_dict": ("records",)}
+
 
 def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_ROOT}/examples") -> str:
   """Writes rows as JSON lines and returns the file, for CORPUS_FILES; the same rows are the same file.
 
   Args:
-    rows: dicts, a DataFrame of pandas or polars, or anything that yields dicts, such as a Hugging Face data set. For
-      a task `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and label;
-      `NAME_embedding`: anchor and positive, optionally negative; any other name is a corpus with text.
+    rows: dicts, a table of pandas, polars or pyarrow, or anything that yields dicts, such as a Hugging Face data set.
+      For a task `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and
+      label; `NAME_embedding`: anchor and positive, optionally negative; any other name is a corpus with text.
     folder: where to write the file.
   """
-  records = rows
-  if hasattr(rows, "columns"):  # a DataFrame of pandas or polars
-    records = rows.to_dicts() if hasattr(rows, "to_dicts") else rows.to_dict("records")
+  to_records = next((name for name in _TABLES if hasattr(rows, "columns") and hasattr(rows, name)), None)
+  records = getattr(rows, to_records)(*_TABLES[to_records]) if to_records else rows
   if isinstance(records, str | Mapping) or not isinstance(records, Iterable):
     raise UserError(f"not rows: {type(rows).__name__}", expected="a list of dicts, or a DataFrame")
   lines, fields = [], []

@@ -95,13 +95,23 @@ class PolarsFrame:
     return [{"text": "a", "label": 1}]
 
 
+class ArrowTable:
+  """What is used of a table of pyarrow."""
+
+  columns = ()
+
+  def to_pylist(self):
+    return PolarsFrame().to_dicts()
+
+
 def test_rows_in_memory_become_a_file(tmp_path):
   rows = [{"text": "grün", "label": np.int64(1)}, {"text": np.str_("b"), "label": True}]
   path = t5like.save_examples(rows, str(tmp_path / "new"))
   assert [json.loads(line) for line in open(path)] == [{"text": "grün", "label": 1}, {"text": "b", "label": True}]
   assert t5like.save_examples(iter(rows), str(tmp_path / "new")) == path
   frame = t5like.save_examples(Frame(), str(tmp_path / "new"))
-  assert frame != path and t5like.save_examples(PolarsFrame(), str(tmp_path / "new")) == frame
+  assert frame != path
+  assert {t5like.save_examples(table, str(tmp_path / "new")) for table in (PolarsFrame(), ArrowTable())} == {frame}
   assert len(list((tmp_path / "new").iterdir())) == 2
 
 
