@@ -135,7 +135,7 @@ def _check_new(new: Mapping[str, Any], selection: Selection, method: str) -> Non
   """Raises UserError for variables that the base lacks and that would be frozen at random values."""
   if frozen := sorted(path for path in new if path not in selection):
     raise UserError(
-      f"the base has no {', '.join(frozen)}: {method} would freeze at random values",
+      f"the base has no {', '.join(frozen)}, which {method} would freeze at random values",
       try_=f'--gin.{method}.also="{frozen}", or another base',
     )
 
