@@ -13,6 +13,7 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.inference.converting import config_text
 from t5like.inference.parameters.adapting import adapt
+from t5like.inference.parameters.bases import _check_new
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.models import BERT, ELECTRA, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, RegressionHead, TaggingHead, WithHead, attach_head
@@ -409,3 +410,10 @@ def test_disentangled_embeddings_are_summed_for_a_model_without_them(tmp_path, v
     np.testing.assert_array_equal(found[f"backbone/token_embedder/{name}"], total)
   np.testing.assert_array_equal(found["backbone/token_embedder/norm/scale"], theirs["token_embedder"]["norm"]["scale"])
   assert "sum" in fates["backbone/token_embedder/embedding", "taken"].note
+
+
+def test_all_variables_that_a_base_lacks_are_listed():
+  _check_new({"head/kernel": 0}, {"head/kernel"}, "LoRA")
+  with pytest.raises(UserError, match="the base has no a/bias, a/kernel, which LoRA would freeze") as error:
+    _check_new({"a/kernel": 0, "head/kernel": 0, "a/bias": 0}, {"head/kernel"}, "LoRA")
+  assert "--gin.LoRA.also=\"['a/bias', 'a/kernel']\"" in error.value.render()
