@@ -75,9 +75,7 @@ def _with_metrics(caches: dict[str, data.TokenCache], modules: Sequence[str]) ->
   """Drops tasks without metrics and reports them; raises UserError if none is left."""
   unscored = [task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus]
   if unscored and len(unscored) == len(caches):
-    raise UserError(
-      f"task {unscored[0]!r} has no metric functions, as tasks whose targets are withheld", try_="another task"
-    )
+    raise UserError(f"task {unscored[0]!r} has no metric functions; its targets may be withheld", try_="another task")
   if unscored:
     say(f"skipped, no metrics: {', '.join(unscored)}")
   scored = {task: cache for task, cache in caches.items() if task not in unscored}

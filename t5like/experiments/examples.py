@@ -11,10 +11,9 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 
-# Of tasks: all rows have those of the first.
+# Fields that tasks read: every row must have those of the first row.
 _FIELDS = ("inputs", "targets", "text", "text_pair", "label", "anchor", "positive", "negative")
-
-# Methods of tables that return dicts, with arguments: of polars, pyarrow and pandas.
+# Methods of tables that return dicts, and their arguments: of polars, pyarrow and pandas.
 _TABLES = {"to_dicts": (), "to_pylist": (), "to_dict": ("records",)}
 
 

@@ -153,7 +153,7 @@ class TokenCaches:
   def _has_labels_of_training(self, task: str, split: str, cache: data.TokenCache) -> bool:
     """Returns whether class ids are those of the training split, which numbers the classes of the user's own rows."""
     files, form = self._files_of(task), data.LabelForm.of(cache)
-    training = "train" if "train" in files else next(iter(files), split)
+    training = "train" if "train" in files else next(iter(files), split)  # as in tasks/encoders/own_rows.py
     if training == split or form is None or not form.labels or (task, split) in self._built:
       return True
     numbered = self._open_task(task, training, 1)

@@ -284,15 +284,13 @@ def _row_text(line: bytes, number: int, field: str) -> str | int | None:
 
 
 def _line(row: dict[str, Any]) -> bytes:
-  def text(ensure_ascii: bool) -> bytes:
-    dumps = functools.partial(json.dumps, ensure_ascii=ensure_ascii, default=np.ndarray.tolist)
-    try:
-      line = dumps(row, allow_nan=False)
-    except ValueError:  # JSON has no nan and no infinity
-      line = dumps(json.loads(dumps(row), parse_constant=lambda _: None))
-    return (line + "\n").encode()
-
+  dumps = functools.partial(json.dumps, default=np.ndarray.tolist)
   try:
-    return text(ensure_ascii=False)
+    line = dumps(row, ensure_ascii=False, allow_nan=False)
+  except ValueError:  # JSON has no nan and no infinity: null
+    row = json.loads(dumps(row), parse_constant=lambda _: None)
+    line = dumps(row, ensure_ascii=False)
+  try:
+    return f"{line}\n".encode()
   except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
-    return text(ensure_ascii=True)
+    return f"{dumps(row)}\n".encode()

@@ -93,11 +93,11 @@ def read_folder(folder: Path) -> PeftFolder:
   config = read_json(folder / CONFIG)
   if not isinstance(config.get("peft_type"), str):
     raise UserError(f"{folder / CONFIG} has no peft_type")
-  saved = Tensors(folder, [folder / WEIGHTS])
-  tensors = {name: saved.read(name) for name in saved.names()}
-  for name, tensor in tensors.items():
+  saved, tensors = Tensors(folder, [folder / WEIGHTS]), {}
+  for name in saved.names():
+    tensors[name.removeprefix(_PREFIX)] = tensor = saved.read(name)
     check_finite(name, tensor)
-  return PeftFolder(config, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()})
+  return PeftFolder(config, tensors)
 
 
 def write_folder(folder: Path, adapter: PeftFolder) -> None:

@@ -139,6 +139,11 @@ def test_invalid_options_are_rejected(t5like, options, message):
   assert message in error and "Traceback" not in error
 
 
+def test_a_plan_without_files_names_what_is_missing(t5like):
+  error = t5like("plan", "--topology=h100", status=2).stderr
+  assert "'train' is not configured: model_dir, model" in error and "--gin_file=runs/pretrain.gin" in error
+
+
 def test_the_price_tag_of_two_attempts(tmp_path):
   register_configurables()
   options = {"MODEL_DIR": str(tmp_path), "TRAIN_STEPS": "300", "BATCH_SIZE": "8", "LENGTHS": "{'inputs': 32}"}

@@ -205,6 +205,6 @@ def check_head_scorable(cache: data.TokenCache) -> None:
   """Raises UserError if a task with labels has no metrics."""
   if not cache.scoring["metrics"] and not cache.scoring.get("refused"):
     raise UserError(
-      f"task {cache.manifest['description']['task']!r} has no metric functions, as tasks whose labels are withheld",
+      f"task {cache.manifest['description']['task']!r} has no metric functions; its labels may be withheld",
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )

@@ -37,6 +37,7 @@ _SUPPORTED = {
   # Others (PiSSA, OLoRA, CorDA, LoftQ) change the base, too; peft does that again when it loads the folder.
   "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+_LORA = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")  # tensors of a module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,31 +104,19 @@ def _lora(
 ) -> tuple[LoRA, dict[str, np.ndarray]]:
   arrays, ranks, alphas = {}, {}, {}
   for module in modules:
-    a = rest.pop(f"{module.name}.lora_A.weight", None)
+    a, b, magnitude = (rest.pop(f"{module.name}.{name}", None) for name in _LORA)
     if a is None:
       continue
-    b = rest.pop(f"{module.name}.lora_B.weight", None)
-    if b is None:
-      raise UserError(f"the peft folder has no {module.name}.lora_B.weight, but {module.name}.lora_A.weight")
+    alpha = _checked_alpha(config, module.name, a, b, magnitude)
     b = module.in_our_order(b)
-    magnitude = rest.pop(f"{module.name}.lora_magnitude_vector", None)
-    if (magnitude is not None) != bool(config.get("use_dora")):
-      has = "no" if magnitude is None else "a"
-      raise UserError(f"{module.name} has {has} magnitude, but use_dora = {config.get('use_dora')} in the peft folder")
     magnitude = None if magnitude is None else module.in_our_order(magnitude.reshape(-1))
-    rank = len(a)
-    if rank != (said := pattern_value(config.get("rank_pattern") or {}, module.name, config.get("r"))):
-      raise UserError(f"{module.name}.lora_A.weight has rank {rank}, but the peft folder's settings say {said!r}")
-    alpha = pattern_value(config.get("alpha_pattern") or {}, module.name, config.get("lora_alpha"))
-    if type(alpha) not in (int, float):
-      raise UserError(f"invalid lora_alpha in the peft folder: {alpha!r}", expected="a number")
     for number, path in enumerate(module.ours):
       width = len(b) // len(module.ours)
       rows = slice(number * width, (number + 1) * width)
       arrays |= {f"{path}/lora_a": a.T, f"{path}/lora_b": b[rows].T}
       if magnitude is not None:
         arrays[f"{path}/magnitude"] = magnitude[rows]
-      ranks[path], alphas[path] = rank, float(alpha)
+      ranks[path], alphas[path] = len(a), alpha
   if not ranks:
     raise UserError(
       "the peft folder has no LoRA of a linear layer of this model",
@@ -146,6 +135,24 @@ def _lora(
     dora=bool(config.get("use_dora")),
   )
   return method, arrays
+
+
+def _checked_alpha(
+  config: Mapping[str, Any], module: str, a: np.ndarray, b: np.ndarray | None, magnitude: np.ndarray | None
+) -> float:
+  """Returns the alpha of a module; raises UserError if its tensors contradict the settings."""
+  if b is None:
+    raise UserError(f"the peft folder has {module}.lora_A.weight, but no {module}.lora_B.weight")
+  if (magnitude is not None) != bool(config.get("use_dora")):
+    has = "no" if magnitude is None else "a"
+    raise UserError(f"{module} has {has} magnitude, but use_dora = {config.get('use_dora')} in the peft folder")
+  rank = pattern_value(config.get("rank_pattern") or {}, module, config.get("r"))
+  if rank != len(a):
+    raise UserError(f"{module}.lora_A.weight has rank {len(a)}, but the peft folder's settings say {rank!r}")
+  alpha = pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha"))
+  if type(alpha) not in (int, float):
+    raise UserError(f"invalid lora_alpha in the peft folder: {alpha!r}", expected="a number")
+  return float(alpha)
 
 
 def _ia3(

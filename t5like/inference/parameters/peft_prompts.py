@@ -45,8 +45,8 @@ def write_prefix(model: nn.Module, flat: Arrays, method: PrefixTuning) -> tuple[
   """Returns peft's settings and the tensor [tokens, layers * (keys, values) * heads * width], already projected."""
   _check_prefixes(model)
   layers = range(model.config.num_decoder_layers)
-  each = (_turned(_keys_values(flat, _LAYER.format(n), model), model, method.length) for n in layers)
-  keys_values = np.stack(list(each))  # [layers, 2, tokens, heads, width]
+  each = [_turned(_keys_values(flat, _LAYER.format(n), model), model, method.length) for n in layers]
+  keys_values = np.stack(each)  # [layers, 2, tokens, heads, width]
   tensor = np.moveaxis(keys_values, 2, 0).reshape(method.length, -1)
   settings = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": method.length, "prefix_projection": False}
   heads, width = model.config.kv_heads, model.config.head_dim
@@ -70,8 +70,8 @@ def read_prefix(config: Mapping[str, Any], tensor: np.ndarray, model: nn.Module)
 def _turned(keys_values: np.ndarray, model: nn.Module, positions: int) -> np.ndarray:
   """Turns the keys of [2, tokens, heads, width] by rotary positions, if the model has them.
 
-  In Hugging Face the first token after a prefix of n tokens is at n, here at 0: queries differ by the rotation of n
-  positions, so the keys of the prefix, which are not rotated, must too.
+  In Hugging Face the first token after a prefix of n tokens is at n, here at 0. So queries there are turned by n
+  positions more, and the keys of the prefix, which have no position, must be, too.
   """
   if model.config.positions != "rotary":
     return keys_values
@@ -123,5 +123,5 @@ def _check_prefixes(model: nn.Module) -> None:
     raise UserError(
       "prefixes go to peft and back for GPT only, with learned or rotary positions and without a window",
       given=f"{type(model).__name__}, positions = {config.positions!r}, window = {config.attention_window}",
-      why="peft has no prefixes in encoders, and T5's relative positions count its prefixes in the decoder as tokens",
+      why="peft has no prefixes in encoders, and counts those of decoders as tokens, in relative positions and windows",
     )

@@ -116,13 +116,15 @@ def exported(case: str, folder: Path, model_type: str | None = None, **changes) 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_values_that_are_not_finite_are_rejected(dtype, value, tmp_path):
+  def converted(tensors):
+    return {name: tensor.astype(jax.numpy.dtype(dtype)) for name, tensor in tensors.items()}
+
   def damaged(tensors):
-    tensors = {name: tensor.astype(jax.numpy.dtype(dtype)) for name, tensor in tensors.items()}
+    tensors = converted(tensors)
     tensors["transformer.h.1.mlp.c_fc.weight"][3, 4] = value
     return tensors
 
-  whole = rewrite(tmp_path, "gpt2", lambda tensors: {n: t.astype(jax.numpy.dtype(dtype)) for n, t in tensors.items()})
-  huggingface.load(whole)
+  huggingface.load(rewrite(tmp_path, "gpt2", converted))
   with pytest.raises(UserError, match="h.1.mlp.c_fc.weight contains values that are not finite"):
     huggingface.load(rewrite(tmp_path, "gpt2", damaged))
 
