@@ -35,7 +35,7 @@ from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.caching.row_origins import count_origins
 from t5like.tasks.encoders.embeddings import register_texts
-from t5like.tasks.encoders.own_rows import register_classification, register_text_to_text
+from t5like.tasks.encoders.own_rows import register_classification, register_tags, register_text_to_text
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import load_vocabulary
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _LOG_EVERY = 2.0  # seconds between progress lines in a log
 _FORMS = {  # of rows in files of the user's own
   "_embedding": register_texts, "_text_to_text": register_text_to_text, "_classification": register_classification,
+  "_tagging": register_tags,
 }  # fmt: skip
 
 

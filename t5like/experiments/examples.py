@@ -12,7 +12,7 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 
 # Fields that tasks read: every row must have those of the first row.
-_FIELDS = ("inputs", "targets", "text", "text_pair", "label", "anchor", "positive", "negative")
+_FIELDS = ("inputs", "targets", "text", "text_pair", "label", "tokens", "tags", "anchor", "positive", "negative")
 # Methods of tables that return dicts, and their arguments: of polars, pyarrow and pandas.
 _TABLES = {"to_dicts": (), "to_pylist": (), "to_dict": ("records",)}
 
@@ -23,7 +23,8 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
   Args:
     rows: dicts, a table of pandas, polars or pyarrow, or anything that yields dicts, such as a Hugging Face data set.
       For a task `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and
-      label; `NAME_embedding`: anchor and positive, optionally negative; any other name is a corpus with text.
+      label; `NAME_tagging`: tokens and tags; `NAME_embedding`: anchor and positive, optionally negative; any other
+      name is a corpus with text.
     folder: where to write the file.
   """
   to_records = next((name for name in _TABLES if hasattr(rows, "columns") and hasattr(rows, name)), None)

@@ -61,9 +61,9 @@ class Experiment:
   head: nn.Module | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
-  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}; `NAME_text_to_text`, `NAME_classification` and
-  # `NAME_embedding` as labeled rows. Several corpora by name are a mixture, whose rates are their numbers of tokens:
-  # {"books": {"train": "books/*.txt"}, ...}.
+  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}; `NAME_text_to_text`, `NAME_classification`,
+  # `NAME_tagging` and `NAME_embedding` as labeled rows. Several corpora by name are a mixture, whose rates are their
+  # numbers of tokens: {"books": {"train": "books/*.txt"}, ...}.
   corpus_files: CorpusFiles = dataclasses.field(default_factory=dict)
   # Truncates the corpus to its first N tokens, which are repeated; None: all.
   unique_tokens: int | None = None

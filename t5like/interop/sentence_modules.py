@@ -68,7 +68,7 @@ def transformer_folder(folder: Path) -> Path:
 
 def read_sentence_folder(folder: Path) -> SentenceFolder:
   """Reads everything but the transformer. Raises UserError for modules that an EmbeddingHead does not have."""
-  (kind, place), *modules = _modules(folder)
+  (kind, place), *modules = [module for module in _modules(folder) if module[0] != "Dropout"]  # only in training
   kinds = [kind for kind, _ in modules]
   if kind != "Transformer" or kinds not in (
     ["Pooling"], ["Pooling", "Dense"], ["Pooling", "Normalize"], ["Pooling", "Dense", "Normalize"]

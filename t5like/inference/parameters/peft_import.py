@@ -33,7 +33,6 @@ _SUPPORTED = {
   "layer_replication": (None,),
   "use_qalora": (False, None),
   "trainable_token_indices": (None,),
-  "exclude_modules": (None, []),
   # Others (PiSSA, OLoRA, CorDA, LoftQ) change the base, too; peft does that again when it loads the folder.
   "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }

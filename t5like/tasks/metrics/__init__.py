@@ -29,7 +29,7 @@ from t5like.tasks.metrics.text import bleu, edit_distance, rouge
 
 __all__ = [
   "accuracy", "all_match", "auc", "bleu", "coqa_f1", "deduplicate_metric", "edit_distance", "entity_f1", "exact_match",
-  "f1_score_with_invalid", "matthews_corrcoef", "mean_group_metric", "mean_multiclass_f1",
+  "f1_score_with_invalid", "matthews_corrcoef", "mean_group_metric", "mean_multiclass_f1", "mean_squared_error",
   "multirc_f1_over_all_answers", "pearson_corrcoef", "rank_classification", "retrieval", "rouge", "score_auc",
   "sequence_accuracy", "span_squad", "spearman_corrcoef", "squad", "squad2", "token_accuracy", "trivia_qa",
 ]  # fmt: skip
@@ -111,6 +111,13 @@ def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
   """Computes the rank correlation; 0 if a side is constant or contains NaN."""
   return {"spearman_corrcoef": _correlation("spearmanr", targets, predictions)}
+
+
+def mean_squared_error(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
+  """Computes the mean of squared differences."""
+  check_pairs(targets, predictions)
+  difference = np.asarray(targets, np.float64) - np.asarray(predictions, np.float64)
+  return {"mean_squared_error": float(np.mean(difference**2))}
 
 
 def _correlation(kind: str, targets: Sequence[float], predictions: Sequence[float]) -> float:

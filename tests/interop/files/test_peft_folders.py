@@ -16,7 +16,7 @@ from t5like.finetuning.methods import HoulsbyAdapter, LoRA, PrefixTuning
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
-from t5like.interop.layouts import flatten, stack_layers, unflatten
+from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten
 from t5like.interop.peft_files import join_low_rank, matches, read_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -148,6 +148,18 @@ def test_a_folder_that_contradicts_itself_is_refused(case, settings, tensors, me
   save_file(saved, tmp_path / "adapter_model.safetensors")
   with pytest.raises(UserError, match=message):
     import_peft(read_folder(tmp_path), huggingface.load(GOLDEN / "t5_1_1").model)
+
+
+def test_the_tensors_say_which_modules_are_excluded():
+  """As peft writes it for target_modules = ["q", "v"], exclude_modules = ["encoder.*"]."""
+  folder, model = read_folder(GOLDEN / "peft" / "t5_lora"), huggingface.load(GOLDEN / "t5_1_1").model
+  kept = {name: tensor for name, tensor in folder.tensors.items() if not name.startswith("encoder.")}
+  assert kept and len(kept) < len(folder.tensors)
+  config = {**folder.config, "exclude_modules": "encoder.*"}
+  trained = import_peft(dataclasses.replace(folder, config=config, tensors=kept), model)
+  everywhere = import_peft(folder, model).arrays
+  assert trained.arrays.keys() == {path for path in everywhere if not path.startswith("encoder/")}
+  assert set(expected_shapes(trained.method.tune(model))) - set(expected_shapes(model)) == trained.arrays.keys()
 
 
 def test_a_truncated_file_is_named(tmp_path):

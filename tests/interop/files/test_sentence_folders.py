@@ -55,7 +55,7 @@ def test_what_is_written_loads_there(name, tmp_path):
 
 
 def test_older_folders(tmp_path):
-  """Flags for poolings, the length and lower case in sentence_bert_config.json, the transformer in its own folder."""
+  """Flags for poolings, length and case in sentence_bert_config.json, the transformer in its own folder, dropout."""
   texts, vectors = golden("bert")
   folder = copied("bert", tmp_path)
   inner = folder / "0_BERT"
@@ -70,7 +70,9 @@ def test_older_folders(tmp_path):
   (inner / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": None}))
   modules = [
     {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-    for n, (path, kind) in enumerate([("0_BERT", "Transformer"), ("1_Pooling", "Pooling"), ("2_N", "Normalize")])
+    for n, (path, kind) in enumerate(
+      [("0_BERT", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dropout", "Dropout"), ("3_N", "Normalize")]
+    )
   ]
   (folder / "modules.json").write_text(json.dumps(modules))
   np.testing.assert_allclose(t5like.load(folder).embed(texts), vectors, atol=1e-5)

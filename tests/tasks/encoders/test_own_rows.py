@@ -8,7 +8,8 @@ import pytest
 import t5like
 from t5like.errors import UserError
 from t5like.experiments.cache_building import register_files
-from t5like.tasks.encoders.own_rows import LabeledColumns, register_classification
+from t5like.tasks.caching.label_forms import label_form
+from t5like.tasks.encoders.own_rows import CLASS, TEXT, LabeledColumns, register_classification
 from t5like.tasks.registry import find_task_or_mixture
 
 
@@ -34,8 +35,38 @@ def test_pairs_of_texts_with_words_as_labels(tmp_path):
 
 def test_numbers_as_labels_are_in_their_order(tmp_path):
   rows = [{"text": "x", "label": label} for label in (10, 2, True)]
-  source = LabeledColumns({"train": write(tmp_path / "a.jsonl", *rows)}, ("text", "label"))
-  assert source.labels("train") == ["1", "2", "10"]
+  source = LabeledColumns({"train": write(tmp_path / "a.jsonl", *rows)}, {"text": TEXT, "label": CLASS})
+  assert source.names("train", "label") == ["1", "2", "10"]
+
+
+def test_labels_with_a_fraction_are_scores(tmp_path):
+  rows = [{"text": "x", "label": label} for label in (4, 2.5, -1)]
+  register_files("scores_classification", {"train": write(tmp_path / "a.jsonl", *rows)})
+  assert [float(row["labels"]) for row in examples("scores_classification")] == [4.0, 2.5, -1.0]
+  task = find_task_or_mixture("scores_classification")
+  assert label_form(task) == {"name": "regression"}
+  measured = {name: value for metric in task.metric_fns for name, value in metric([1.0, 2.0], [2.0, 4.0]).items()}
+  assert measured == pytest.approx({"pearson_corrcoef": 100, "spearman_corrcoef": 100, "mean_squared_error": 2.5})
+
+
+def test_lists_of_labels_are_marks(tmp_path):
+  rows = [{"text": "x", "label": label} for label in (["b", "c"], [], ["a"])]
+  register_files("marks_classification", {"train": write(tmp_path / "a.jsonl", *rows)})
+  assert [row["labels"].tolist() for row in examples("marks_classification")] == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
+  assert label_form(find_task_or_mixture("marks_classification")) == {"name": "multi_label", "labels": ["a", "b", "c"]}
+
+
+def test_words_with_tags(tmp_path):
+  rows = [{"tokens": ["in", "New", "York"], "tags": ["O", "B-place", "I-place"]}, {"tokens": ["so"], "tags": ["O"]}]
+  files = {"train": write(tmp_path / "a.jsonl", *rows), "validation": write(tmp_path / "b.jsonl", rows[1])}
+  register_files("places_tagging", files)
+  found = examples("places_tagging")
+  assert found[0]["targets"][found[0]["weights"] == 1].tolist() == [0, 1, 2] and found[1]["weights"].sum() == 1
+  assert label_form(find_task_or_mixture("places_tagging"))["labels"] == ["O", "B-place", "I-place"]
+  other = write(tmp_path / "c.jsonl", {"tokens": ["x"], "tags": ["B-person"]})
+  with pytest.raises(UserError) as error:
+    list(find_task_or_mixture("places_tagging").source._rows(other))
+  assert "tags of the training split (O, B-place, I-place)" in error.value.render()
 
 
 def test_rows_of_several_files_are_text_to_text(tmp_path):
@@ -52,9 +83,17 @@ def test_rows_of_several_files_are_text_to_text(tmp_path):
     ("a_text_to_text", {"input": "x", "targets": "y"}, "have no inputs"),
     ("a_classification", {"text": "x"}, "have no label"),
     ("a_classification", {"text": "x", "label": "only one"}, "has 1 different labels"),
-    ("a_classification", {"text": "x", "label": 0.5}, "a word or a whole number"),
+    ("a_classification", {"text": "x", "label": float("inf")}, "a number as label"),
+    ("a_classification", {"text": "x", "label": {}}, "a word or a whole number"),
+    ("a_classification", {"text": "x", "label": [0.5]}, "a list of words or whole numbers as label"),
+    ("a_classification", {"text": "x", "label": []}, "has 0 different labels"),
+    ("a_tagging", {"tokens": ["x"]}, "have no tags"),
+    ("a_tagging", {"tokens": "x", "tags": ["O"]}, "a list of texts as tokens"),
+    ("a_tagging", {"tokens": ["x", "y"], "tags": ["O"]}, "a tag for each"),
+    ("a_tagging", {"tokens": [], "tags": []}, "a tag for each"),
+    ("a_tagging", {"tokens": ["x"], "tags": ["O"]}, "has 1 different tags"),
     ("a_classification", {"text": "x", "label": " "}, "a word or a whole number"),
-    ("a_classification", {"text": 3, "label": "x"}, "texts as text"),
+    ("a_classification", {"text": 3, "label": "x"}, "a text as text"),
     ("a_classification", {"text": "\ud83d", "label": "x"}, "half of a surrogate pair"),
   ],
 )
