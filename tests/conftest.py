@@ -44,6 +44,7 @@ import pytest
 from jax._src.interpreters import mlir
 
 from t5like.cli.main import main
+from t5like.errors import ERROR_FILE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -103,6 +104,8 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   """Runs in this process what commands start as a child because it needs TensorFlow: `t5like cache`, seqio queries."""
   assert line[:2] == [sys.executable, "-m"]
   if line[2] == "t5like":
+    if env and ERROR_FILE in env:
+      os.environ[ERROR_FILE] = env[ERROR_FILE]  # which main removes
     return subprocess.CompletedProcess(line, exit_status(line[3:]))
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 

@@ -18,9 +18,9 @@ def share_of(number: int, share: float) -> int:
   return max(round(number * share), 1)
 
 
-def eval_metric(task: str, metric: str, eval_tasks: Sequence[str] = ()) -> str:
-  """Returns the full name of a score, eval/TASK/METRIC, of the first of `eval_tasks` if there are any."""
-  return f"eval/{eval_tasks[0] if eval_tasks else task}/{metric}"
+def eval_metric(task: str, metric: str, eval_tasks: Sequence[str] = (), split: str = "validation") -> str:
+  """Returns the full name of a score, eval/TASK/METRIC, of the first of `eval_tasks` if any; "" without a split."""
+  return split and f"eval/{eval_tasks[0] if eval_tasks else task}/{metric}"
 
 
 for _function in (steps_of_epochs, share_of, eval_metric):

@@ -379,9 +379,9 @@ class Model(HeadMethods, InsideMethods):
     weights = weights_digest(self.source.files(step))
     return {"weights": weights, "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
 
-  def task_hint(self) -> str:
-    """Returns the options for the tasks and token caches of the model's own run; '' if there are none."""
-    return self.source.task_hint()
+  def task_hint(self, cache_dir: str | None = None) -> str:
+    """Returns the options for the tasks and token caches of the model's own run, but for those that are in use."""
+    return self.source.task_hint(cache_dir)
 
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:

@@ -81,8 +81,8 @@ class Source(Protocol):
   def configured_eos_ids(self) -> set[int]:
     """Returns the EOS ids of a Hugging Face configuration."""
 
-  def task_hint(self) -> str:
-    """Returns the options for the tasks and token caches of the model's own run; '' if there are none."""
+  def task_hint(self, cache_dir: str | None = None) -> str:
+    """Returns the options for the tasks and token caches of the model's own run, but for those that are in use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +142,10 @@ class RunDirectory:
   def configured_eos_ids(self) -> set[int]:
     return set()
 
-  def task_hint(self) -> str:
+  def task_hint(self, cache_dir: str | None = None) -> str:
     """Returns options for the user to repeat; applying them automatically would run code named by the directory."""
     own, options = self.experiment, []
-    if own.cache_dir != DEFAULT_ROOT:
+    if own.cache_dir not in (DEFAULT_ROOT, cache_dir):
       options.append(f"--cache_dir={own.cache_dir}")
     options += [f"--task_modules={module}" for module in own.task_modules]
     files = as_options(own.corpus_files)
@@ -233,7 +233,7 @@ class ForeignFiles:
   def configured_eos_ids(self) -> set[int]:
     return set()
 
-  def task_hint(self) -> str:
+  def task_hint(self, cache_dir: str | None = None) -> str:
     return ""
 
 

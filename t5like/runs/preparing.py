@@ -36,7 +36,7 @@ from t5like.experiments.heads import can_score
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
-from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
+from t5like.experiments.token_caches import CacheBuildFailed, CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
@@ -190,6 +190,8 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
       say(note)
   check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in stored))
 
+  evaluated = open_evaluated(experiment, vocabulary, rates, dry_run)  # first: a text may take hours to tokenize
+  check_evaluation(experiment, evaluated, vocabulary)
   stream_reason = ""
   if not experiment.stream and members is None:
     try:
@@ -201,11 +203,6 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
-  evaluated = []
-  if experiment.eval_split:
-    rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
-    evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
-  check_evaluation(experiment, evaluated, vocabulary)
   if not dry_run:
     contents = [(member.task, member.cache.manifest["shards"]) for member in (*(members or ()), *evaluated)]
     check_same_on_all_processes("the text of a token cache", contents)
@@ -274,6 +271,21 @@ def open_members(
     share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
     members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
   return members
+
+
+def open_evaluated(
+  experiment: Experiment, vocabulary: Vocabulary, rates: Mapping[str, float], dry_run: bool
+) -> list[CachedTask]:
+  """Returns the tasks that the run evaluates, and their caches."""
+  if not experiment.eval_split:
+    return []
+  rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
+  try:
+    return open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
+  except CacheBuildFailed as error:
+    if f"has no split {experiment.eval_split!r}" not in error.lines["because"]:
+      raise
+    raise UserError(error.what, **error.lines, try_="--gin.EVAL_SPLIT='' (no evaluations)") from None
 
 
 def choose_starting_point(

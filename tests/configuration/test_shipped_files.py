@@ -143,6 +143,22 @@ def test_recipes_of_heads(recipe):
   assert gpt.head == "task" or gpt.head.lm_loss_weight == 0.5
 
 
+@pytest.mark.parametrize(
+  ("model", "file", "task"),
+  [
+    ("models/bert/tiny.gin", "finetune/bert.gin", {"HEAD_TASK": "'a_classification'", "EXAMPLES": "6400"}),
+    ("models/t5_1_1/small.gin", "finetune/t5.gin", {"TEXT_TASK": "'a_text_to_text'"}),
+  ],
+)
+def test_recipes_without_a_validation_split(model, file, task):
+  """EVAL_SPLIT = '' is enough: no score chooses checkpoints or stops the run."""
+  built = build_recipe(model, file, **task, METRIC="'accuracy'", EVAL_SPLIT="''")
+  assert built.keep.best == 0 and built.early_stopping.metric == ""
+  gin.clear_config()
+  scored = build_recipe(model, file, **task, METRIC="'accuracy'")
+  assert scored.keep.best == 1 and scored.keep.metric == scored.early_stopping.metric == f"eval/{scored.task}/accuracy"
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("recipe", EMBEDDINGS)
 def test_recipes_of_embeddings(recipe):

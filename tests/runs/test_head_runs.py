@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 from pathlib import Path
 
 import labeled_tasks
@@ -10,6 +11,7 @@ from infer_models import folder_of
 
 import t5like
 from t5like.cli.main import main
+from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.finetuning.methods import LoRA
 from t5like.models import BERT, GPT, T5, TransformerConfig
@@ -113,6 +115,31 @@ def settings(tmp_path, caches, cached):
 
 def trained(settings, *arguments, **changes):
   return t5like.train(t5like.Experiment(**settings(*arguments, **changes)))
+
+
+OWN_ROWS = {
+  "rated_classification": [{"text": "good", "label": 4.5}, {"text": "bad", "label": 1}],
+  "marked_classification": [{"text": "good", "label": ["praise", "any"]}, {"text": "bad", "label": ["any"]}],
+  "towns_tagging": [{"tokens": ["in", "rome"], "tags": ["O", "B-place"]}, {"tokens": ["so"], "tags": ["O"]}],
+}
+
+
+@pytest.mark.parametrize("task", OWN_ROWS)
+def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_path):
+  """Without a validation split, evaluations can be left out."""
+  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_child_here))
+  files = {"train": t5like.save_examples(OWN_ROWS[task] * 8, str(tmp_path))}
+  own = dict(corpus_files=files, steps=30, cache_dir=str(tmp_path / "caches"), task_modules=())
+  with pytest.raises(UserError, match="has no split 'validation'\n +known +train\n +try +--gin.EVAL_SPLIT=''"):
+    trained(settings, "bert", task, **own)
+  model = t5like.load(trained(settings, "bert", task, **own, eval_split="").model_dir)
+  if task == "rated_classification":
+    assert model.classify("good") > model.classify("bad") + 1
+  elif task == "marked_classification":
+    good, bad = (model.classify(text).probabilities["praise"] for text in ("good", "bad"))
+    assert good > 0.5 > bad
+  else:
+    assert [tag.label for tag in model.tag("in rome")] == ["O", "B-place"]
 
 
 @pytest.mark.sampled(1)

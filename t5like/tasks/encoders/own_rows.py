@@ -143,9 +143,8 @@ def register_classification(name: str, files: Mapping[str, str]) -> seqio.Task:
   columns = dict.fromkeys(texts, TEXT) | {_LABEL: label}
   found = LabeledColumns(files, columns).names(_training_split(files), _LABEL)
   classes = [] if label == SCORE else found
-  fewest = {SCORE: 0, NAMES: 1}.get(label, 2)
-  if not fewest <= len(classes) <= _MOST_CLASSES:
-    raise UserError(f"task {name!r} has {len(classes):,} different labels", expected=f"{fewest} to {_MOST_CLASSES:,}")
+  if label != SCORE and not 1 < len(classes) <= _MOST_CLASSES:
+    raise UserError(f"task {name!r} has {len(classes):,} different labels", expected=f"2 to {_MOST_CLASSES:,}")
   feature, postprocessor, metric_fns = {
     CLASS: (class_labels(classes), encoder_scores.class_id, [metrics.accuracy]),
     NAMES: (multi_labels(classes), encoder_scores.label_marks, [encoder_scores.multi_label_f1]),

@@ -18,11 +18,13 @@ class CheckpointRetention:
 
   last: int = 3  # number of newest checkpoints
   every: int = 0  # multiples of this step are kept forever; 0: none
-  best: int = 0  # number of checkpoints with the best `metric`
+  best: int | None = None  # number of checkpoints with the best `metric`; None: 1 if there is a metric
   metric: str = ""  # such as 'eval/snli/accuracy'
   higher_is_better: bool = True
 
   def __post_init__(self):
+    if self.best is None:
+      object.__setattr__(self, "best", int(bool(self.metric)))
     if self.last < 1:
       raise UserError(f"invalid number of checkpoints to keep: last={self.last}", expected="at least 1, to resume from")
     if self.every < 0 or self.best < 0:

@@ -131,7 +131,7 @@ def test_the_best_may_be_the_lowest_and_ties_go_to_the_earlier():
   assert retention.steps_to_keep(metrics) == {1, 2, 5}
 
 
-@pytest.mark.parametrize("given", [dict(last=0), dict(every=-1), dict(best=2), dict(metric="loss")])
+@pytest.mark.parametrize("given", [dict(last=0), dict(every=-1), dict(best=2), dict(best=0, metric="loss")])
 def test_invalid_policies_are_refused(given):
   with pytest.raises(UserError):
     CheckpointRetention(**given)
