@@ -18,6 +18,7 @@ from t5like import data
 from t5like.errors import ERROR_FILE, UserError
 from t5like.experiments.corpus_files import CorpusFiles, are_several, as_options, member_files
 from t5like.files.child_processes import bound_environment
+from t5like.files.source_files import training_split
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
@@ -153,8 +154,9 @@ class TokenCaches:
   def _has_labels_of_training(self, task: str, split: str, cache: data.TokenCache) -> bool:
     """Returns whether class ids are those of the training split, which numbers the classes of the user's own rows."""
     files, form = self._files_of(task), data.LabelForm.of(cache)
-    training = "train" if "train" in files else next(iter(files), split)  # as in tasks/encoders/own_rows.py
-    if training == split or form is None or not form.labels or (task, split) in self._built:
+    if not files or form is None or not form.labels or (task, split) in self._built:
+      return True
+    if (training := training_split(files)) == split:
       return True
     numbered = self._open_task(task, training, 1)
     return data.LabelForm.of(numbered) == form if numbered else not can_build()

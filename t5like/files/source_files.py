@@ -26,6 +26,11 @@ def file_identities(paths: Sequence[str]) -> list[dict[str, Any]]:
   return _read(paths)
 
 
+def training_split(files: Mapping[str, Any]) -> str:
+  """Returns the split of the user's own files that numbers the classes."""
+  return "train" if "train" in files else next(iter(files))
+
+
 def same_identities(written: Sequence[Identity], now: Sequence[Identity]) -> bool:
   """Whether files are the same; older caches do not record the hash of a whole file."""
   return len(written) == len(now) and all(

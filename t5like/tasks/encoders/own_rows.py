@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.source_files import training_split
 from t5like.tasks import metrics, postprocessors
 from t5like.tasks.encoders import scores as encoder_scores
 from t5like.tasks.encoders.classification import register_labels
@@ -141,7 +142,7 @@ def register_classification(name: str, files: Mapping[str, str]) -> seqio.Task:
   texts = tuple(field for field in _TEXTS if field in row)
   label = _label_column(files)
   columns = dict.fromkeys(texts, TEXT) | {_LABEL: label}
-  found = LabeledColumns(files, columns).names(_training_split(files), _LABEL)
+  found = LabeledColumns(files, columns).names(training_split(files), _LABEL)
   classes = [] if label == SCORE else found
   if label != SCORE and not 1 < len(classes) <= _MOST_CLASSES:
     raise UserError(f"task {name!r} has {len(classes):,} different labels", expected=f"2 to {_MOST_CLASSES:,}")
@@ -178,7 +179,7 @@ def register_tags(name: str, files: Mapping[str, str]) -> seqio.Task:
   """Registers JSON lines {"tokens": [...], "tags": [...]}: words, and a tag for each. O is class 0, if there is one."""
   _check_fields(name, files, ("tokens", "tags"), '{"tokens": [...], "tags": [...]}')
   columns = {"tokens": WORDS, "tags": NAMES}
-  found = LabeledColumns(files, columns).names(_training_split(files), "tags")
+  found = LabeledColumns(files, columns).names(training_split(files), "tags")
   tags = tuple(sorted(found, key=lambda tag: tag != "O"))
   if not 1 < len(tags) <= _MOST_CLASSES:
     raise UserError(f"task {name!r} has {len(tags):,} different tags", expected=f"2 to {_MOST_CLASSES:,}")
@@ -187,7 +188,7 @@ def register_tags(name: str, files: Mapping[str, str]) -> seqio.Task:
 
 def _label_column(files: Mapping[str, str]) -> Column:
   """Returns what the labels of the training split are."""
-  paths = TextFiles(files).list_shards(_training_split(files))
+  paths = TextFiles(files).list_shards(training_split(files))
   records = (record for path in paths for _, record in json_objects(OriginalFile(storage.as_path(path))))
   kinds = {type(record.get(_LABEL)) for record in records}
   return NAMES if list in kinds else SCORE if float in kinds else CLASS
@@ -195,7 +196,7 @@ def _label_column(files: Mapping[str, str]) -> Column:
 
 def _check_fields(name: str, files: Mapping[str, str], fields: Sequence[str], expected: str) -> Mapping[str, Any]:
   """Returns the first row; raises UserError if it lacks a field."""
-  _, row = first_row(TextFiles(files), _training_split(files))
+  _, row = first_row(TextFiles(files), training_split(files))
   if missing := set(fields) - row.keys():
     raise UserError(
       f"the rows of task {name!r} have no {' and no '.join(sorted(missing))}",
@@ -203,7 +204,3 @@ def _check_fields(name: str, files: Mapping[str, str], fields: Sequence[str], ex
       expected=expected,
     )
   return row
-
-
-def _training_split(files: Mapping[str, str]) -> str:
-  return "train" if "train" in files else next(iter(files))
