@@ -100,10 +100,10 @@ def _check_parameter(binding: Binding, parameters: Mapping[str, inspect.Paramete
 
 
 def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
-  """Drops `name.parameter = %MACRO` if nothing sets the macro and the parameter has a default.
+  """Drops `name.parameter = %MACRO` of shipped files if nothing sets the macro and the parameter has a default.
 
   This lets a file offer a macro without repeating the default in the code. A macro with several uses must be set, as
-  their parameters may have different defaults.
+  their parameters may have different defaults; so must one in a user's file, where it may be misspelled.
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
   known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
@@ -113,7 +113,9 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
       users[reference.name].add((b.scope, b.selector, b.parameter))
 
   def is_unset(binding: Statement) -> bool:
-    if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
+    if not isinstance(binding, Binding) or not binding.shipped or binding.is_macro:
+      return False
+    if not isinstance(binding.value, MacroReference):
       return False
     name, parameters = binding.value.name, _parameters(known.get(binding.selector))
     if name == REQUIRED or name in settings or len(users[name]) > 1 or parameters is None:

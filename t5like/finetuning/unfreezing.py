@@ -78,13 +78,13 @@ class UnfreezeOnPlateau(_FromTheTop):
 
   metric            full name of the score, such as 'eval/glue_rte/accuracy'
   patience          evaluations without improvement in an episode before the next one starts
-  higher_is_better  whether a higher score is better
+  higher_is_better  whether a higher score is better; None: not for a loss or an error
   min_delta         smallest improvement that counts
   """
 
   metric: str = ""
   patience: int = 1
-  higher_is_better: bool = True
+  higher_is_better: bool | None = None
   min_delta: float = 0.0
 
   def __post_init__(self):

@@ -80,9 +80,8 @@ class SpanCorruption(Objective):
     )
     if self.variant == "t5":
       # As in the original: runs of text become sentinels, which gives the same targets, as text and noise alternate.
-      return Pairs(
-        replace_spans(rows, mask, special.sentinel_array), replace_spans(rows, ~mask, special.sentinel_array)
-      )
+      text = ~mask & rows.valid
+      return Pairs(replace_spans(rows, mask, special.sentinel_array), replace_spans(rows, text, special.sentinel_array))
     if special.reserved[rows.tokens[mask]].any():  # a special token inside a span is kept and splits it
       mask = first_spans(mask & special.is_text(rows), len(special.sentinels) - 1)
     return Pairs(

@@ -90,6 +90,14 @@ def test_a_misspelled_macro_in_a_file_is_reported_with_its_line(tmp_path):
   assert f"{mine}:2" in message and "BATCH_SIZE" in message
 
 
+def test_a_misspelled_macro_as_a_value_is_reported_with_its_line(tmp_path):
+  """Also if the parameter has a default, which a shipped file need not repeat."""
+  mine = tmp_path / "mine.gin"
+  mine.write_text("\nspan_corruption.noise_density = %NOISEDENSITY\n")
+  message = message_of(files=(MODEL, OBJECTIVE, RUN, str(mine)))
+  assert f"{mine}:2" in message and "NOISEDENSITY" in message
+
+
 def test_a_misspelled_parameter_and_configurable_are_reported_with_the_nearest():
   message = message_of(("span_corruption.noise_densty", "0.1"))
   assert "no parameter 'noise_densty'" in message and "noise_density" in message

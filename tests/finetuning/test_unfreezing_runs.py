@@ -68,7 +68,7 @@ def test_resuming_over_the_boundary_of_an_episode_is_exact(settings, tmp_path, c
 @pytest.mark.slow
 def test_a_plateau_of_the_loss_unfreezes_the_next_layer(settings, capsys):
   """With a learning rate of 0, the loss never improves: the second evaluation is a plateau."""
-  trainable = UnfreezeOnPlateau(metric="eval_loss/novels/loss", higher_is_better=False, layers=1)
+  trainable = UnfreezeOnPlateau(metric="eval_loss/novels/loss", layers=1)
   given = settings | dict(
     trainable=trainable, optimizer=t5like.optimizers.adamw(0.0), eval_split="train", eval_loss_period=1,
     eval_loss_batches=1,

@@ -85,6 +85,13 @@ def test_more_spans_than_sentinels_are_refused_with_a_fix():
     objective(Rows.full(np.full((1, 2274), 5, np.int32)), Draws.of(0, 0, np.arange(1)), SPECIAL)
 
 
+def test_a_short_row_may_use_all_sentinels():
+  """2,000 and 1,999 tokens have 300 of noise in 100 spans; the padding of the second is no text."""
+  rows = Rows(np.full((2, 2000), 5, np.int32), np.array([2000, 1999]))
+  pairs = SpanCorruption(variant="t5")(rows, Draws.of(0, 0, np.arange(2)), SPECIAL)
+  assert pairs.inputs.lengths.tolist() == [1800, 1799] and pairs.targets.lengths.tolist() == [400, 400]
+
+
 @pytest.mark.parametrize("settings", [dict(noise_density=0.0), dict(mean_span_length=0.5), dict(variant="t6")])
 def test_invalid_settings_are_refused(settings):
   with pytest.raises(UserError):

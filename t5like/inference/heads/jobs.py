@@ -191,8 +191,8 @@ class Labeling:
     }  # fmt: skip
 
   def _tags(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
-    """Words without a piece, or beyond the row's end, get the first label, O."""
-    tags, probabilities = [self._head.labels[0]] * len(prepared.words), [0.0] * len(prepared.words)
+    """Returns a tag per word; O for words without a piece, and beyond the row's end."""
+    tags, probabilities = ["O"] * len(prepared.words), [0.0] * len(prepared.words)
     for place in np.flatnonzero(prepared.word_numbers >= 0):
       found = _best(self._head.labels, softmax(logits[place]))
       number = int(prepared.word_numbers[place])

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from t5like.errors import UserError, nearest
+from t5like.training.records.metrics import is_higher_better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class CheckpointRetention:
   every: int = 0  # multiples of this step are kept forever; 0: none
   best: int | None = None  # number of checkpoints with the best `metric`; None: 1 if there is a metric
   metric: str = ""  # such as 'eval/snli/accuracy'
-  higher_is_better: bool = True
+  higher_is_better: bool | None = None  # None: not for a loss or an error
 
   def __post_init__(self):
     if self.best is None:
@@ -57,5 +58,6 @@ class CheckpointRetention:
     """Returns the best steps, best first and ties by step, without those whose metric is missing or not finite."""
     scores = {step: values[self.metric] for step, values in metrics.items() if self.metric in values}
     finite = [step for step, score in scores.items() if math.isfinite(score)]
-    sign = -1 if self.higher_is_better else 1
+    higher = is_higher_better(self.metric) if self.higher_is_better is None else self.higher_is_better
+    sign = -1 if higher else 1
     return sorted(finite, key=lambda step: (sign * scores[step], step))[: self.best]

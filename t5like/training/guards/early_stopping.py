@@ -8,19 +8,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5like.errors import UserError, nearest
+from t5like.training.records.metrics import is_higher_better
 
 
 @dataclasses.dataclass
 class EarlyStopping:
   """Stops a run after `patience` consecutive evaluations that do not improve a score by more than `min_delta`.
 
-  `metric` is the full name of a score, as in TensorBoard ("eval/snli/accuracy"), or an unambiguous end of it
-  ("snli/accuracy", "accuracy").
+  Attributes:
+    metric: the full name of a score, as in TensorBoard: "eval/snli/accuracy".
+    higher_is_better: whether higher scores are better; None: not those of a loss or an error.
   """
 
   metric: str = ""
   patience: int = 5
-  higher_is_better: bool = True
+  higher_is_better: bool | None = None
   min_delta: float = 0.0
 
   def __post_init__(self):
@@ -28,11 +30,11 @@ class EarlyStopping:
       raise UserError(f"invalid patience of early stopping: {self.patience}", expected="1 or more")
     if not self.min_delta >= 0:
       raise UserError(f"invalid min_delta of early stopping: {self.min_delta}", expected="0 or more")
-    self._sign = 1.0 if self.higher_is_better else -1.0
+    higher = is_higher_better(self.metric) if self.higher_is_better is None else self.higher_is_better
+    self._sign = 1.0 if higher else -1.0
     self._reset()
 
   def _reset(self) -> None:
-    self._name: str | None = None  # full name of the metric, if only its end was given
     self.best: float | None = None
     self.best_step: int | None = None
     self._last_step = -1  # of the last evaluation with the metric
@@ -47,14 +49,13 @@ class EarlyStopping:
 
     With `complete=False` the metric need not be among the scores: other evaluations have more of them.
     """
-    name = self._find(scores)
-    if name is None:
+    if self.metric not in scores:
       if complete and self._last_step < 0:
         raise self._unknown(scores)
       return self.stopped
     if step > self._last_step:
       self._last_step = step
-      self._count(step, scores[name])
+      self._count(step, scores[self.metric])
     return self.stopped
 
   def restore(self, rows: Iterable[Mapping[str, Any]], step: int) -> bool:
@@ -79,24 +80,10 @@ class EarlyStopping:
     else:
       self._since_best += 1
 
-  def _find(self, scores: Mapping[str, Any]) -> str | None:
-    """Returns the full name of the metric if it is among the scores; raises UserError if it is ambiguous."""
-    if self.metric in scores:
-      return self.metric
-    matching = {name for name in scores if name.endswith(f"/{self.metric}")}
-    names = sorted(matching | ({self._name} if matching and self._name else set()))
-    if len(names) > 1:
-      raise UserError(
-        f"ambiguous metric for early stopping: {self.metric!r}", scores=", ".join(names), try_="one of them"
-      )
-    self._name = names[0] if names else self._name
-    return self._name if names else None
-
   def _unknown(self, scores: Mapping[str, Any]) -> UserError:
-    ends = {end for name in scores for end in (name, name.rpartition("/")[2])}
     return UserError(
       f"unknown metric for early stopping: {self.metric!r}",
-      nearest=nearest(self.metric, ends),
+      nearest=nearest(self.metric, scores),
       scores=", ".join(scores) or "none",
     )
 

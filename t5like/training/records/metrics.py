@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,8 +61,14 @@ GLOSSARY = {
   "target_tokens": "number of target tokens in an evaluation's mean loss",
 }
 
+_LOWER_IS_BETTER = re.compile(r"(.*[/_])?(loss|perplexity|bits_per_byte|error|edit)")
 _OVER_TOKENS = ("loss", "z_loss", "accuracy")
 _OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
+
+
+def is_higher_better(name: str) -> bool:
+  """Whether higher values of a score are better; they are not those of a loss, an error or an edit distance."""
+  return not _LOWER_IS_BETTER.fullmatch(name)
 
 
 def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -115,8 +115,7 @@ def test_a_run_stops_early_and_keeps_the_best_checkpoint(t5like, pretrain, tmp_p
          "--gin.EVAL_LOSS_PERIOD=2", "--gin.EVAL_LOSS_BATCHES=2", "--gin.CHECKPOINTS_KEPT=1",
          "--gin.LEARNING_RATE=@constant_rate()", "--gin.constant_rate.value=3.0",
          "--gin.EARLY_STOPPING.metric=eval_loss/novels/loss", "--gin.EARLY_STOPPING.patience=3",
-         "--gin.EARLY_STOPPING.higher_is_better=False", "--gin.KEEP.best=1", "--gin.KEEP.metric=eval_loss/novels/loss",
-         "--gin.KEEP.higher_is_better=False"]  # fmt: skip
+         "--gin.KEEP.metric=eval_loss/novels/loss"]  # fmt: skip
   out = t5like(*run).stdout
   curve = {row["step"]: row["loss"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval_loss/novels"}
   best = min(curve, key=curve.get)

@@ -3,6 +3,7 @@
 import pytest
 
 from t5like.errors import UserError
+from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.records.metrics import MetricWriter, read_metrics
 
@@ -43,31 +44,30 @@ def test_an_evaluation_counts_once():
 
 
 def test_the_reason_is_described():
-  stopping = EarlyStopping("snli/loss", 1, higher_is_better=False)
+  stopping = EarlyStopping("snli/loss", 1)
   assert stops_at(stopping, [2.5, 2.75], "snli/loss") == 2
   assert stopping.describe() == "snli/loss has not fallen below 2.5 of step 10 in 1 evaluations"
   assert stopping.best == 2.5 and stopping.best_step == 10
 
 
-def test_names_may_be_short_if_unambiguous():
-  scores = {"eval/snli/accuracy": 1.0, "eval/boolq/accuracy": 2.0, "eval/boolq/f1": 3.0}
-  assert not EarlyStopping("f1", 1).update(1, scores)
-  stopping = EarlyStopping("boolq/accuracy", 1)
-  stopping.update(1, scores)
-  assert stopping.best == 2.0
-  with pytest.raises(UserError, match="ambiguous metric") as ambiguous:
-    EarlyStopping("accuracy", 1).update(1, scores)
-  assert "eval/boolq/accuracy, eval/snli/accuracy" in str(ambiguous.value)
-  stopping = EarlyStopping("snli/accuracy", 1)
-  stopping.update(1, {"eval_loss/snli/accuracy": 0.5}, complete=False)
-  with pytest.raises(UserError, match="ambiguous metric"):  # of another evaluation, at the same step
-    stopping.update(1, {"eval/snli/accuracy": 88.0}, complete=False)
+@pytest.mark.parametrize(
+  "name, expected",
+  [
+    ("eval_loss/snli/loss", None), ("eval_loss/snli/perplexity", None), ("eval/stars/mean_squared_error", None),
+    ("eval/a/mean_edit", None), ("eval/snli/accuracy", 3), ("eval/loss/accuracy", 3), ("eval/a/lossless", 3),
+  ],
+)  # fmt: skip
+def test_a_loss_improves_by_falling(name, expected):
+  """Without higher_is_better; the same for the checkpoints to keep."""
+  assert stops_at(EarlyStopping(name, 2), [3, 2, 1], name) == expected
+  metrics = {step: {name: float(4 - step)} for step in (1, 2, 3)}
+  assert CheckpointRetention(metric=name).best_steps(metrics) == [3 if expected is None else 1]
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest():
   with pytest.raises(UserError, match="unknown metric for early stopping") as unknown:
-    EarlyStopping("acuracy", 1).update(1, {"eval/snli/accuracy": 1.0, "eval/snli/f1": 2.0})
-  assert "nearest  accuracy" in str(unknown.value)
+    EarlyStopping("eval/snli/acuracy", 1).update(1, {"eval/snli/accuracy": 1.0, "eval/snli/f1": 2.0})
+  assert "nearest  eval/snli/accuracy" in str(unknown.value)
   stopping = EarlyStopping("accuracy", 1)
   assert not stopping.update(1, {"loss": 1.0}, complete=False)  # another evaluation, with another period
   stopping.update(2, {"accuracy": 1.0})
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_e
 
   def run(first, last):
     writer = MetricWriter(tmp_path, first)
-    stopping = EarlyStopping("snli/accuracy", 4)
+    stopping = EarlyStopping("eval/snli/accuracy", 4)
     step = first
     stop = stopping.restore(read_metrics(tmp_path), first)
     while not stop and step < last:
@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_e
       if step % 10 == 0:
         writer.write(step, "train", {"loss": 1.0, "accuracy": 0.5})
         writer.write(step, "eval/snli", {"accuracy": SCORES[step // 10 - 1]})
-        stop = stopping.update(step, {"snli/accuracy": SCORES[step // 10 - 1]})
+        stop = stopping.update(step, {"eval/snli/accuracy": SCORES[step // 10 - 1]})
     writer.close()
     return step, stop
 
