@@ -21,6 +21,7 @@ from t5like.models.embedder import check_length
 from t5like.models.heads import WithHead
 from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
+from t5like.objectives.worked_examples import check_output
 from t5like.planning.flops import step_flops_by_part
 from t5like.vocabularies import SpelledWords, Vocabulary
 
@@ -223,6 +224,8 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
   else:
     around = len(special.before_inputs) + len(special.after_inputs)
     lengths = experiment.objective.lengths(inputs - around)
+    if not type(experiment.objective).__module__.startswith("t5like."):
+      check_output(experiment.objective, lengths, special)
     more = {"inputs": around, "targets": len(special.before_targets)}
     lengths = dataclasses.replace(lengths, **{name: getattr(lengths, name) + n for name, n in more.items()})
     if targets is not None:

@@ -1,13 +1,15 @@
-"""Shows the output of an objective row by row."""
+"""Shows the output of an objective row by row, and checks that of a custom one."""
 
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from typing import Any
 
 import numpy as np
 
-from t5like.objectives.base import Masked, Objective, Pairs, Rows, SpecialTokens
+from t5like.errors import UserError
+from t5like.objectives.base import Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
 from t5like.objectives.ragged import Ragged
 from t5like.objectives.randomness import Draws
 
@@ -43,6 +45,45 @@ def corrupt_text(objective: Objective, text: str, vocabulary: Any, other: str = 
   objective.check(objective.lengths(max(row.tokens.shape[1], 8)), special)
   rows = Rows(row.tokens, row.lengths, _row(other, vocabulary))
   return corrupted_rows(objective(rows, Draws.of(seed, 0, np.zeros(1, int)), special))[0]
+
+
+def check_output(objective: Objective, lengths: Lengths, special: SpecialTokens) -> None:
+  """Applies an objective to a full and a shorter row; raises UserError unless the output is what it declares."""
+  text = np.random.default_rng(0).choice(special.replacement_ids, (2, max(lengths.raw, 1)))
+  rows = Ragged(text, np.array([lengths.raw, -(-lengths.raw // 2)]))
+  try:
+    result = objective(Rows(rows.tokens, rows.lengths, rows), Draws.of(0, 0, np.arange(2)), special)
+  except UserError:
+    raise
+  except Exception as error:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    raise UserError(
+      f"the objective {objective.name} fails: {type(error).__name__}: {error}", file=f"{place.filename}:{place.lineno}"
+    ) from error
+  expected = Masked if objective.makes == "masked" else Pairs
+  if not isinstance(result, expected):
+    raise UserError(f"the objective {objective.name} returns {type(result).__name__}", expected=expected.__name__)
+  sides = {"inputs": result.inputs}
+  sides["targets"] = result.targets if isinstance(result, Pairs) else Ragged(result.targets, result.inputs.lengths)
+  for name, side in sides.items():
+    _check_side(objective, name, side, getattr(lengths, name if isinstance(result, Pairs) else "inputs"), special)
+
+
+def _check_side(objective: Objective, name: str, side: Ragged, length: int, special: SpecialTokens) -> None:
+  """Raises UserError if inputs or targets are longer than declared, or have ids that are not in the vocabulary."""
+  largest = max(special.vocab_size - 1, special.mask or 0, *special.sentinels, *special.others)
+  ids = side.tokens[side.valid]
+  if len(ids) and not 0 <= ids.min() <= ids.max() <= largest:
+    raise UserError(
+      f"{name} of the objective {objective.name} have ids from {ids.min():,} to {ids.max():,}",
+      expected=f"0 to {largest:,}, as in the vocabulary",
+    )
+  found = int(side.lengths.max()) + (objective.closed and objective.makes == "pairs") - objective.shifted
+  if length and found > length and not (name == "targets" and objective.targets_vary):
+    raise UserError(
+      f"{name} of the objective {objective.name} have {found:,} tokens, {length:,} by its method lengths",
+      hint="with end-of-sequence, which is appended if the objective is `closed`",
+    )
 
 
 def _row(text: str, vocabulary: Any) -> Ragged:

@@ -19,6 +19,16 @@ from t5like.objectives.span_corruption import SpanCorruption
 
 register_objective("half_corruption", SpanCorruption(noise_density=0.5))
 """
+BROKEN = """
+import gin
+
+@gin.configurable
+class Broken(SpanCorruption):
+  name = "broken"
+
+  def __call__(self, rows, draws, special):
+    raise KeyError("no such key")
+"""
 BY_TASK = "import own_objectives\ninclude 'ablations/pretrain.gin'\nTASK = 'novels_half_corruption'\n"
 BY_NAME = (
   "import own_objectives\ninclude 'ablations/pretrain.gin'\ninclude 'objectives/span_corruption.gin'\n"
@@ -36,6 +46,18 @@ def folder(tmp_path, monkeypatch):
   yield tmp_path
   sys.modules.pop("own_objectives", None)
   CATALOGUE.pop("half_corruption", None)
+
+
+def test_a_sweep_that_cannot_train_is_refused_before_it_starts(folder, t5like):
+  """A custom recipe whose objective raises, and a corpus to fine-tune on."""
+  own = "import own_objectives\ninclude 'ablations/pretrain.gin'\ntrain.objective = @Broken()\n"
+  (folder / "broken.gin").write_text(own)
+  (folder / "own_objectives.py").write_text(MODULE + BROKEN)
+  sweep = ["ablate", "--scale=smoke", f"--sweep_dir={folder}/sweep"]
+  refused = t5like(*sweep, "--recipe=broken.gin", "--tasks=snli", status=2)
+  assert "the objective broken fails: KeyError: 'no such key'" in refused.stderr and "token cache" not in refused.stdout
+  refused = t5like(*sweep, "--table=4", "--tasks=novels", status=2)
+  assert "cannot fine-tune on 'novels': it is a corpus" in refused.stderr and not (folder / "sweep/runs").exists()
 
 
 @pytest.mark.parametrize("recipe", ["by_task", "by_name"])

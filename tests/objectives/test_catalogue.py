@@ -1,6 +1,8 @@
 """Properties of every objective in the catalogue, for any rows."""
 
+import dataclasses
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,10 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t5like.errors import UserError
-from t5like.objectives import CATALOGUE, Draws, Masked, Ragged, Rows, SpecialTokens, find_objective, split_task_name
+from t5like.objectives import (
+  CATALOGUE,
+  Draws,
+  Lengths,
+  Masked,
+  Objective,
+  Pairs,
+  Ragged,
+  Rows,
+  SpecialTokens,
+  find_objective,
+  split_task_name,
+)
 from t5like.objectives.denoising import BertStyle, IidReplaceSpans
 from t5like.objectives.span_corruption import SpanCorruption
 from t5like.objectives.ul2 import UL2
+from t5like.objectives.worked_examples import check_output
 
 SENTINELS = tuple(range(1999, 1899, -1))
 # Text is 10..1899; 5 and 6 end sentences, every second id starts a word.
@@ -258,3 +273,40 @@ def test_objectives_are_found_by_name_and_in_task_names():
   assert split_task_name("my_corpus_span_corruption_10") == ("my_corpus", "span_corruption_10")
   assert split_task_name("wiki_full_lm") == ("wiki", "full_lm")
   assert split_task_name("novels") == ("novels", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies(Objective):
+  """A custom objective: targets are the inputs, changed by `change`."""
+
+  change: str = ""
+  name: ClassVar[str] = "copies"
+
+  def lengths(self, inputs):
+    return Lengths(raw=inputs - 1, inputs=inputs, targets=inputs // 2 if self.change == "short" else inputs)
+
+  def __call__(self, rows, draws, special):
+    if self.change == "raises":
+      raise ValueError("boom")
+    targets = Ragged(rows.tokens + (5000 if self.change == "ids" else 0), rows.lengths)
+    return targets if self.change == "rows" else Pairs(Ragged(rows.tokens, rows.lengths), targets)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ("short", "targets of the objective copies have 64 tokens, 32 by its method lengths"),
+    ("ids", r"targets of the objective copies have ids from 5,\d+ to 6,\d+\n +expected +0 to 1,999"),
+    ("rows", "copies returns Ragged\n +expected +Pairs"),
+    ("raises", r"copies fails: ValueError: boom\n +file +.*test_catalogue.py:\d+"),
+  ],
+)
+def test_custom_objectives_are_tried(change, message):
+  with pytest.raises(UserError, match=message):
+    check_output(Copies(change), Copies(change).lengths(64), SPECIAL)
+  check_output(Copies(), Copies().lengths(64), SPECIAL)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_catalogue_passes_the_check_of_custom_objectives(name):
+  check_output(CATALOGUE[name], CATALOGUE[name].lengths(128), SPECIAL)

@@ -15,20 +15,24 @@ from t5like.vocabularies import load_vocabulary
 
 def build_caches(planner: Planner) -> None:
   """Tokenizes the corpus and the tasks unless their caches exist."""
+  planner.check_custom_recipes()
   splits = list(planner.corpus_files) or ["train", "validation"]
-  wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
+  wanted = [(_corpus_caches(planner), planner.corpus_task, split, False) for split in splits]
   for mixtures in _by_lengths(planner):
     for lengths in _distinct_lengths(planner, mixtures[0].spans):
       opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
-      wanted += [(opened[split], task, split) for task, split in _splits(mixtures)]
+      wanted += [(opened[split], task, split, True) for task, split in _splits(mixtures)]
   missing = []
-  for caches, task, split in wanted:
+  for caches, task, split, is_tuned in wanted:
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
       continue
     try:
-      caches.open_or_build(task, split)
+      members = caches.open_or_build(task, split)
     except UserError as error:
       missing.append((task, split, shlex.join(caches.command(task, split)), error))
+      continue
+    if is_tuned and any(member.cache.is_corpus for member in members):
+      raise UserError(f"cannot fine-tune on {task!r}: it is a corpus, without targets", try_="--tasks without it")
   if missing:
     raise UserError(
       "missing data (nothing was trained): " + ", ".join(f"{task} ({split})" for task, split, *_ in missing),

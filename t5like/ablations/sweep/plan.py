@@ -163,6 +163,12 @@ class Planner:
     overrides = [*task, *self._head_overrides(spans, examples=1)]
     return self.experiment(recipe, [_finetune_file(self.settings)], overrides)
 
+  def check_custom_recipes(self) -> None:
+    """Raises UserError for a custom recipe that cannot train."""
+    for recipe in self.settings.custom_recipes:
+      experiment = self.experiment(recipe)
+      run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
+
   def _shape(self, name: str) -> Any:
     """Returns what runs share that train in one program: stages, model, lengths of rows, and what fine-tuning trains.
 
