@@ -20,6 +20,7 @@ from t5like.evaluation.following import NEVER, Stopped
 from t5like.evaluation.scoring import Evaluation, check_functions, predictions_path
 from t5like.evaluation.settings import EvaluationSettings, description
 from t5like.evaluation.task_caches import TaskCaches
+from t5like.experiments.seqio_process import modules_for
 from t5like.files import storage
 from t5like.inference import Model
 
@@ -129,7 +130,8 @@ def evaluate(
   Returns the scores, the answers, and the scores of the majority baseline. Scores of a mixture are named TASK/METRIC,
   and `tasks` has the evaluation of each task. Raises UserError.
   """
-  given = EvaluationSettings.of(split=split, examples=examples, **settings)
+  modules = modules_for([task], settings.pop("task_modules", ()))
+  given = EvaluationSettings.of(split=split, examples=examples, task_modules=tuple(modules), **settings)
   with model.sharding():
     tasks = TaskEvaluation(model, [task], given)
     params, step = model.parameters(step, given.average), model.step(step)

@@ -9,13 +9,49 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t5like.errors import UserError
 from t5like.tasks.quiet_start import load_seqio
+
+
+def modules_for(tasks: Iterable[str], given: Sequence[str] = ()) -> list[str]:
+  """Returns the modules from which another process gets tasks: those given, else those that this process has imported.
+
+  Raises UserError for a task of a script or a notebook, which another process cannot import.
+  """
+  seqio, registry = sys.modules.get("seqio"), sys.modules.get("t5like.tasks.registry")
+  if given or seqio is None:
+    return list(given)
+  registered = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+  found = set()
+  for task in registered & set(tasks):
+    module = getattr(registry, "REGISTERED_BY", {}).get(task)
+    found |= {module} if module is not None else _modules_with_seqio(seqio)
+    if found == {"__main__"}:
+      raise UserError(
+        f"task {task!r} is registered in this script or notebook, which the process that tokenizes cannot import",
+        try_="move it to a module, such as my_tasks.py, and import that",
+      )
+  return sorted(found - {"", "__main__"})
+
+
+def _modules_with_seqio(seqio: Any) -> set[str]:
+  """Returns the user's modules that have seqio, or a name of it, among their own: one registers the task."""
+  installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+  found = set()
+  for name, module in list(sys.modules.items()):
+    path = getattr(module, "__file__", None) or ""
+    if name != "__main__" and (not path or path.startswith(installed) or name.startswith(("t5like.", "seqio", "__"))):
+      continue
+    values = list(vars(module).values())
+    if any(value is seqio or str(getattr(value, "__module__", "")).startswith("seqio.") for value in values):
+      found.add(name)
+  return found if found == {"__main__"} else found - {"__main__"}
 
 
 def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
@@ -46,6 +82,7 @@ def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dic
 
 
 def _query(request: dict[str, Any]) -> Any:
+  request["modules"] = modules_for([request["task"]], request["modules"])
   with tempfile.TemporaryDirectory() as folder:
     answer = Path(folder) / "answer.json"
     line = [sys.executable, "-m", "t5like.experiments.seqio_process", json.dumps(request | {"answer": str(answer)})]

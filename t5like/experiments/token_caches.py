@@ -17,6 +17,7 @@ from pathlib import Path
 from t5like import data
 from t5like.errors import ERROR_FILE, UserError
 from t5like.experiments.corpus_files import CorpusFiles, are_several, as_options, member_files
+from t5like.experiments.seqio_process import modules_for
 from t5like.files.child_processes import bound_environment
 from t5like.files.source_files import training_split
 from t5like.files.storage import DEFAULT_ROOT
@@ -233,7 +234,7 @@ def token_cache(
     root,
     vocabulary,
     load_vocabulary(vocabulary),
-    task_modules,
+    task_modules if files else modules_for([task], task_modules),
     files,
     lengths=lengths,
     evaluation=evaluation,

@@ -150,7 +150,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     raise UserError("TASK is not set", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
-  experiment = spelled(experiment, vocabulary)
+  experiment = spelled(with_imported_modules(experiment), vocabulary)
   rates, members = experiment.mix or {experiment.task: 1.0}, None
   if experiment.has_head:  # the labels of the task determine the model
     members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
@@ -216,6 +216,14 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
     fingerprint, start, saved, teacher, stream_reason, expected,
   )  # fmt: skip
+
+
+def with_imported_modules(experiment: Experiment) -> Experiment:
+  """Returns an experiment whose tasks other processes find, too: in a notebook, an import may have registered them."""
+  tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
+  own = {experiment.task} if experiment.corpus_files else set()
+  modules = task_process.modules_for(tasks - own, experiment.task_modules)
+  return experiment if experiment.task_modules else dataclasses.replace(experiment, task_modules=modules)
 
 
 def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:

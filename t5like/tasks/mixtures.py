@@ -11,7 +11,7 @@ import seqio
 from t5like.errors import UserError, nearest
 from t5like.tasks.library import glue, super_glue  # noqa: F401  registers the tasks that are mixed below
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE, mixing_rates
-from t5like.tasks.registry import check_mixture_name, import_modules
+from t5like.tasks.registry import check_mixture_name, import_modules, note_module
 
 Strategy = Literal["proportional", "equal", "temperature"]
 
@@ -119,6 +119,7 @@ def _check_features(name: str, tasks: Iterable[str]) -> None:
 def _add(name: str, rates: Mapping[str, float | RateBySize]) -> seqio.Mixture:
   check_mixture_name(name)
   if name not in seqio.MixtureRegistry.names():
+    note_module(name)
     return seqio.MixtureRegistry.add(name, list(rates.items()))
   registered = seqio.MixtureRegistry.get(name)
   was = dict(registered.rate_per_task_name)

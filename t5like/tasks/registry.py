@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,10 @@ SHIPPED_MODULES = tuple(
 )
 
 
+# The user's module that registered a task or mixture; "": it is shipped. Those of plain seqio are not listed.
+REGISTERED_BY: dict[str, str] = {}
+
+
 @functools.cache
 def default_features() -> dict[str, seqio.Feature]:
   """Returns features with T5's vocabulary; a token cache can be built with any other."""
@@ -56,6 +61,7 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
   task = seqio.Task(name, **definition)
   if name not in seqio.TaskRegistry.names():
     seqio.TaskRegistry.add_provider(name, task)
+    note_module(name)
     return task
   registered = seqio.TaskRegistry.get(name)
   was, given = identity.definition(registered), identity.definition(task)
@@ -66,6 +72,15 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
       try_=f"another name, or seqio.TaskRegistry.remove({name!r}) first",
     )
   return registered
+
+
+def note_module(name: str) -> None:
+  """Notes which module registers a task or mixture: the first one outside of t5like that is being executed."""
+  frame = sys._getframe(1)
+  while frame.f_back and frame.f_globals.get("__name__", "").startswith("t5like."):
+    frame = frame.f_back
+  module = frame.f_globals.get("__name__", "")
+  REGISTERED_BY[name] = "" if module.startswith("importlib.") else module
 
 
 def import_modules(modules: Sequence[str] = ()) -> None:

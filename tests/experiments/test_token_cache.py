@@ -1,13 +1,19 @@
 """`token_cache` from Python: builds what is missing in a process of its own, and opens what is there."""
 
+import importlib
 import json
+import os
 import types
 
 import pytest
+import seqio
 
 from t5like import data
 from t5like.errors import UserError
+from t5like.experiments import seqio_process
+from t5like.experiments.seqio_process import modules_for
 from t5like.experiments.token_caches import token_cache
+from t5like.tasks import registry
 from t5like.vocabularies import load_vocabulary
 
 
@@ -61,3 +67,37 @@ def test_caches_of_the_users_rows_follow_all_files(tmp_path):
   assert labels("validation", train=more, validation=validation) == [2, 1]  # although only "train" is another file
   with pytest.raises(UserError, match="no split 'validation'"):
     labels("validation", train=more)
+
+
+PLAIN = """
+import seqio
+
+seqio.TaskRegistry.add(
+  "of_a_notebook", seqio.TextLineDataSource({"train": "lines.txt"}),
+  output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
+)
+"""
+OURS = """
+from t5like.tasks.library.corpora import register_corpus
+
+register_corpus("corpus_of_a_notebook", {"train": "lines.txt"})
+"""
+
+
+def test_tasks_that_an_import_registered_are_found_by_other_processes(tmp_path, monkeypatch):
+  """As in a notebook: with seqio alone, or by a function of ours; not if another process cannot import them."""
+  for name, text in {"tasks_of_seqio": PLAIN, "tasks_of_ours": OURS}.items():
+    (tmp_path / f"{name}.py").write_text(text)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(seqio_process, "sys", types.SimpleNamespace(modules={}))
+  assert modules_for(["of_a_notebook"]) == []  # seqio is not even loaded
+  plain, ours = importlib.import_module("tasks_of_seqio"), importlib.import_module("tasks_of_ours")
+  loaded = {"seqio": seqio, "t5like.tasks.registry": registry, "tasks_of_seqio": plain, "tasks_of_ours": ours, "os": os}
+  monkeypatch.setattr(seqio_process, "sys", types.SimpleNamespace(modules=loaded))
+  assert modules_for(["of_a_notebook"]) == ["tasks_of_seqio"]
+  assert modules_for(["corpus_of_a_notebook_prefix_lm", "of_a_notebook"]) == ["tasks_of_ours", "tasks_of_seqio"]
+  assert modules_for(["novels", "unknown"]) == [] and modules_for(["of_a_notebook"], ["mine"]) == ["mine"]
+  loaded["__main__"] = loaded.pop("tasks_of_seqio")
+  with pytest.raises(UserError, match="'of_a_notebook' is registered in this script or notebook"):
+    modules_for(["of_a_notebook"])
