@@ -162,6 +162,9 @@ def parsed(text: str, where: str) -> Iterator[tuple[Any, str]]:
     raise UserError(
       "gin syntax error", file=f"{where}:{error.lineno}", line=(error.text or "").strip(), because=message
     ) from None
+  if isinstance(error, tokenize.TokenError):
+    message, (line, _) = error.args
+    raise UserError("gin syntax error", file=f"{where}:{line}", because=f"{message}: is a bracket open?") from None
   if error is not None:
     raise UserError(f"gin cannot parse {where}", because=str(error) or type(error).__name__) from None
 

@@ -350,12 +350,13 @@ class Experiment:
       raise _invalid("languages", self.languages, "codes by task: {'de': 'de_DE', 'ro': ('en_XX', 'ro_RO')}")
     if not isinstance(self.lengths, Mapping):
       raise _invalid("lengths", self.lengths, "a dict such as {'inputs': 512}")
-    for name, kind in (
-      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", CheckpointRetention),
-      ("restore", Restore), ("early_stopping", EarlyStopping),
+    for name, kind, example in (
+      ("model", nn.Module, "T5"), ("optimizer", Optimizer, "adafactor"), ("mesh", MeshAxes, "MESH"),
+      ("keep", CheckpointRetention, "KEEP"), ("restore", Restore, "RESTORE"),
+      ("early_stopping", EarlyStopping, "EARLY_STOPPING"),
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
-        raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @adafactor()")
+        raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @{example}()")
     if not isinstance(self.trainable, Trainable):
       raise _invalid("trainable", self.trainable, "what trains, with parentheses, as in @HeadOnly()")
     if not isinstance(self.layer_rates, LayerRates | None):
@@ -386,7 +387,7 @@ _MACROS = {"steps": "TRAIN_STEPS"}
 
 def _invalid(name: str, value: Any, expected: str) -> UserError:
   macro = _MACROS.get(name, name.upper())
-  return UserError(f"invalid {macro}: {value!r}", expected=expected, try_=f"--gin.{macro}=...")
+  return UserError(f"invalid {macro}: {repr(value)[:200]}", expected=expected, try_=f"--gin.{macro}=...")
 
 
 def python_only(what: str) -> Any:

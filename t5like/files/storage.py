@@ -324,6 +324,14 @@ def free_bytes(path: Path | RemotePath) -> float:
   return shutil.disk_usage(path).free
 
 
+def has_free_files(path: Path | RemotePath) -> bool:
+  """Whether another file can be created on the disk of a folder: it may have inodes for no more."""
+  if is_remote(path) or not path.exists():
+    return True
+  disk = os.statvfs(path)
+  return disk.f_files == 0 or disk.f_favail > 0  # some file systems have no fixed number
+
+
 def mirror_folder(remote: RemotePath) -> Path:
   """Returns the path for a local copy of a remote file or folder, below ~/.cache/t5like/mirror or T5LIKE_MIRROR_DIR."""
   return _mirror_root() / remote.scheme / remote.key

@@ -243,6 +243,9 @@ class Checkpoints:
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
     cause, free = cause_of(error), storage.free_bytes(self.folder)  # before the half-written files are removed
     full = free < needed or any(os.strerror(number) in cause for number in _DISK_FULL)
+    disk = f"{byte_size(free)} free when it failed; a checkpoint needs {byte_size(needed)}"
+    if not storage.has_free_files(self.folder):
+      disk = "it had room for no more files when it failed: all inodes are in use"
     if jax.process_count() == 1:  # others may still write; the next start clears leftovers
       with contextlib.suppress(OSError):
         clear_leftovers(self.folder)
@@ -250,7 +253,7 @@ class Checkpoints:
       f"checkpoint {step} could not be written",
       folder=self.folder,
       because=cause,
-      disk=f"{byte_size(free)} free when it failed; a checkpoint needs {byte_size(needed)}" if full else "",
+      disk=disk if full else "",
       **self._last_intact(),
       try_="free some space or keep fewer checkpoints, then repeat the command" if full else "",
     )

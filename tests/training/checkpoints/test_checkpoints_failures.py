@@ -92,6 +92,20 @@ def test_a_disk_that_fills_up_during_a_save(small_disk):
   assert checkpoint_steps(small_disk) == [1] and find_damage(small_disk / "checkpoints/1") is None
 
 
+def test_a_disk_that_takes_no_more_files(small_disk):
+  (state, _), (later, _) = (make_state(parameters(width=8), step) for step in (1, 2))
+  save(small_disk, state)
+  disk = os.statvfs(small_disk)
+  few = f"remount,nr_inodes={disk.f_files - disk.f_ffree + 5}"
+  subprocess.run(["mount", "-o", few, small_disk], check=True)
+  checkpoints = Checkpoints(small_disk)
+  with pytest.raises(SaveError) as error:
+    checkpoints.save(later, FINGERPRINT)
+    checkpoints.close()
+  assert "all inodes are in use" in error.value.lines["disk"]
+  assert checkpoint_steps(small_disk) == [1] and find_damage(small_disk / "checkpoints/1") is None
+
+
 def test_a_disk_without_space_for_the_next_checkpoint(small_disk):
   (state, _), (later, _) = (make_state(parameters(width=256), step) for step in (1, 2))
   save(small_disk, state)
