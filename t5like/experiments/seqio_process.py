@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,10 @@ def _modules_with_seqio(seqio: Any) -> set[str]:
     path = getattr(module, "__file__", None) or ""
     if name != "__main__" and (not path or path.startswith(installed) or name.startswith(("t5like.", "seqio", "__"))):
       continue
-    values = list(vars(module).values())
-    if any(value is seqio or str(getattr(value, "__module__", "")).startswith("seqio.") for value in values):
-      found.add(name)
+    for value in list(vars(module).values()):
+      is_named = isinstance(value, type | types.FunctionType) and str(value.__module__).startswith("seqio.")
+      if value is seqio or is_named:
+        found.add(name)
   return found if found == {"__main__"} else found - {"__main__"}
 
 

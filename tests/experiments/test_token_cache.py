@@ -70,7 +70,10 @@ def test_caches_of_the_users_rows_follow_all_files(tmp_path):
 
 
 PLAIN = """
+import numpy
 import seqio
+
+numbers = numpy.arange(3)
 
 seqio.TaskRegistry.add(
   "of_a_notebook", seqio.TextLineDataSource({"train": "lines.txt"}),
