@@ -18,7 +18,7 @@ from t5like.objectives.segments import PairForm
 from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 
-_OF_ROWS = ("classification", "multi_label", "regression", "choices")  # forms of heads that score a row
+_OF_ROWS = ("classification", "multi_label", "regression", "choices", "spans")  # forms of heads that read rows of texts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,14 +44,15 @@ def make_windows(
   stride: int = STRIDE,
   overlap: int | None = None,
   longest_question: int | None = LONGEST_QUESTION,
+  form: PairForm | None = None,
 ) -> Windows:
   """Splits the passage into windows that start `stride` tokens apart, or that overlap by `overlap` tokens.
 
   BERT's code uses a stride; Hugging Face's "stride" is the overlap. `answer` is a (start, end) character
-  range in the passage, end exclusive. `vocabulary` is one of t5like.vocabularies.
+  range in the passage, end exclusive. `vocabulary` is one of t5like.vocabularies, which has a `form` of its own.
   """
   ids, spans = encoded_passage(vocabulary, passage)
-  form = _form(vocabulary)
+  form = form or _form(vocabulary)
   place = None if answer is None else answer_tokens(answer, spans)
   settings = WindowSettings(length, stride, overlap, longest_question)
   windows = cut_windows(form, np.array(vocabulary.encode(question), np.int32), ids, place, settings)

@@ -15,10 +15,15 @@ from safetensors.numpy import load_file, save_file
 
 import t5like
 from t5like.errors import UserError
+from t5like.experiments.languages import special_tokens
+from t5like.inference.prompts import prompt_form, with_rows_of
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, unflatten
 from t5like.models import GPT
 from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
+from t5like.objectives.segments import PairForm
+from t5like.objectives.spans import make_windows
+from t5like.vocabularies import load_vocabulary
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -239,3 +244,12 @@ def test_the_threshold_of_questions_without_an_answer_is_kept(changed, tmp_path)
   assert huggingface.load(tmp_path / "back").model.head.no_answer_threshold == -1.5
   with pytest.raises(UserError, match="invalid no_answer_threshold"):
     huggingface.load(changed(case, no_answer_threshold="high"))
+
+
+def test_questions_for_a_decoder_are_as_in_its_tokenizer():
+  """The ids of GPT-2's tokenizer(question, passage) of Hugging Face: nothing between the texts or after them."""
+  model, vocabulary = huggingface.load(GOLDEN / "GPT2ForQuestionAnswering").model, load_vocabulary("gpt2")
+  special = special_tokens(model.config, vocabulary, {})
+  form = PairForm.of(with_rows_of(special, model, prompt_form(model, vocabulary, None)))
+  windows = make_windows(vocabulary, "Where is it?", "Paris is far", length=9, form=form)
+  assert windows.tokens.tolist() == [[8496, 318, 340, 30, 40313, 318, 1290, 0, 0]] and windows.lengths.tolist() == [7]

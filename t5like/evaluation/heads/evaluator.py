@@ -105,7 +105,7 @@ def scored_fields(source: LabeledRows, examples: int, vocabulary: Vocabulary) ->
     for example in given:
       windows = make_windows(
         vocabulary, example["first"], example["second"], length=settings.length, stride=settings.stride,
-        longest_question=settings.longest_question,
+        longest_question=settings.longest_question, form=source.pair_form,
       )  # fmt: skip
       for row, length in enumerate(windows.lengths):
         starts, ends = windows.offsets[row, :length].T

@@ -138,7 +138,7 @@ class Labeling:
     if passage is None:
       return "no passage in field 'passage'"
     length = min(filter(None, (self._window_length(), self._model.positions)))
-    windows = make_windows(self._model.vocabulary, row.text, passage, length=length)
+    windows = make_windows(self._model.vocabulary, row.text, passage, length=length, form=self._form)
     rows = list(zip(windows.tokens, windows.token_types, strict=True))
     return PreparedRows(row, [], rows=rows, windows=windows, passage=passage)
 
