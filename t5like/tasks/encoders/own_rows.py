@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from t5like.tasks.sources import check_unicode
 
 _TEXTS, _LABEL, _SUFFIX = ("text", "text_pair"), "label", "_classification"
 _MOST_CLASSES = 1000
+_LARGEST = 3e38  # float32
 _BETWEEN = "\x1f"  # ASCII's unit separator, between the texts of a list
 
 
@@ -44,7 +44,7 @@ def _name(value: Any) -> list[str] | None:
 
 
 def _number(value: Any) -> list[str] | None:
-  return [repr(float(value))] if isinstance(value, int | float) and math.isfinite(value) else None
+  return [repr(float(value))] if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
 
 def _words(value: Any) -> list[str] | None:
@@ -86,7 +86,7 @@ class LabeledColumns(ColumnFiles):
 
   def __init__(self, files: Mapping[str, str], columns: Mapping[str, Column]):
     super().__init__(files, tuple(columns))
-    self.columns = columns
+    self.columns, self._known = columns, {name: set(column.names) for name, column in columns.items()}
     self.settings = (*columns, *(name for column in columns.values() for name in column.names))
 
   @tf.autograph.experimental.do_not_convert
@@ -102,7 +102,7 @@ class LabeledColumns(ColumnFiles):
     for name, column in self.columns.items():
       if found[name] is None:
         raise file.malformed(number, f"{column.expected} as {name}", record)
-      if column.names and not set(found[name]) <= set(column.names):
+      if column.names and not self._known[name].issuperset(found[name]):
         raise file.malformed(number, f"{name} of the training split ({', '.join(column.names[:20])})", record)
     if "tags" in found and not 0 < len(found["tokens"]) == len(found["tags"]):
       raise file.malformed(number, "tokens, and a tag for each", record)

@@ -84,6 +84,7 @@ def test_rows_of_several_files_are_text_to_text(tmp_path):
     ("a_classification", {"text": "x"}, "have no label"),
     ("a_classification", {"text": "x", "label": "only one"}, "has 1 different labels"),
     ("a_classification", {"text": "x", "label": float("inf")}, "a number as label"),
+    ("a_classification", {"text": "x", "label": 1e39}, "a number as label"),
     ("a_classification", {"text": "x", "label": {}}, "a word or a whole number"),
     ("a_classification", {"text": "x", "label": [0.5]}, "a list of words or whole numbers as label"),
     ("a_classification", {"text": "x", "label": []}, "has 0 different labels"),
