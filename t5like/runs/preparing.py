@@ -191,7 +191,6 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in stored))
 
   evaluated = open_evaluated(experiment, vocabulary, rates, dry_run)  # first: a text may take hours to tokenize
-  check_evaluation(experiment, evaluated, vocabulary)
   stream_reason = ""
   if not experiment.stream and members is None:
     try:
@@ -203,6 +202,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
+  check_evaluation(experiment, evaluated, vocabulary)
   if not dry_run:
     contents = [(member.task, member.cache.manifest["shards"]) for member in (*(members or ()), *evaluated)]
     check_same_on_all_processes("the text of a token cache", contents)
