@@ -3,11 +3,13 @@
 import collections
 import functools
 import inspect
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import gin
 
+from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference, Statement
 from t5like.configuration.t5x_errors import explain_configurable, explain_name
 from t5like.errors import UserError, in_columns, nearest
@@ -99,11 +101,18 @@ def _check_parameter(binding: Binding, parameters: Mapping[str, inspect.Paramete
   )
 
 
-def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
-  """Drops `name.parameter = %MACRO` of shipped files if nothing sets the macro and the parameter has a default.
+@functools.cache
+def _shipped_macros() -> set[str]:
+  """Returns the macros that shipped files use."""
+  return {name for path in shipped_folder().rglob("*.gin") for name in re.findall(r"%(\w+)", path.read_text("utf-8"))}
 
-  This lets a file offer a macro without repeating the default in the code. A macro with several uses must be set, as
-  their parameters may have different defaults; so must one in a user's file, where it may be misspelled.
+
+def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
+  """Drops `name.parameter = %MACRO` if nothing sets the macro and the parameter has a default.
+
+  This lets a shipped file, or a copy, offer a macro without repeating the default in the code. A macro with several
+  uses must be set, as their parameters may have different defaults; so must one that no shipped file has, as it may be
+  misspelled.
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
   known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
@@ -113,12 +122,12 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
       users[reference.name].add((b.scope, b.selector, b.parameter))
 
   def is_unset(binding: Statement) -> bool:
-    if not isinstance(binding, Binding) or not binding.shipped or binding.is_macro:
-      return False
-    if not isinstance(binding.value, MacroReference):
+    if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
       return False
     name, parameters = binding.value.name, _parameters(known.get(binding.selector))
     if name == REQUIRED or name in settings or len(users[name]) > 1 or parameters is None:
+      return False
+    if not binding.shipped and name not in _shipped_macros():
       return False
     parameter = parameters.get(binding.parameter)
     return parameter is not None and parameter.default is not parameter.empty

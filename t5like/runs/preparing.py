@@ -223,7 +223,7 @@ def with_imported_modules(experiment: Experiment) -> Experiment:
   tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
   own = {experiment.task} if experiment.corpus_files else set()
   modules = task_process.modules_for(tasks - own, experiment.task_modules)
-  return experiment if experiment.task_modules else dataclasses.replace(experiment, task_modules=modules)
+  return dataclasses.replace(experiment, task_modules=modules) if modules else experiment
 
 
 def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:

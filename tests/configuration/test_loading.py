@@ -96,6 +96,8 @@ def test_a_misspelled_macro_as_a_value_is_reported_with_its_line(tmp_path):
   mine.write_text("\nspan_corruption.noise_density = %NOISEDENSITY\n")
   message = message_of(files=(MODEL, OBJECTIVE, RUN, str(mine)))
   assert f"{mine}:2" in message and "NOISEDENSITY" in message
+  mine.write_text("train.norms_period = %NORMS_PERIOD\n")  # as runs/train.gin leaves it to the default
+  configuration.load([MODEL, OBJECTIVE, RUN, str(mine)], [("MODEL_DIR", "/tmp/x")])
 
 
 def test_a_misspelled_parameter_and_configurable_are_reported_with_the_nearest():
