@@ -7,12 +7,27 @@ from collections.abc import Sequence
 
 from t5like import data
 from t5like.errors import UserError
-from t5like.evaluation.scoring import check_functions, try_on_targets, with_ids
+from t5like.evaluation.scoring import (
+  Evaluation,
+  check_functions,
+  find_metrics,
+  find_postprocessor,
+  metric_scores,
+  try_on_targets,
+  with_ids,
+)
 from t5like.tasks.metrics.values import tried_rows
 
+_LIKE_TARGETS = ("classification", "multi_label", "regression", "tagging")  # forms of labels
+_TRIED = 8  # examples
+_SHIPPED = ("t5like.", "seqio.", "t5.")  # beginnings of modules whose metrics have the same names for all examples
 
-def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> None:
-  """Raises UserError if a task has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`."""
+
+def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> list[str]:
+  """Returns the names of a task's scores; [] if they may depend on the examples.
+
+  Raises UserError if it has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`.
+  """
   description = cache.manifest["description"]
   if not cache.scoring["metrics"] and not cache.scoring.get("refused"):
     raise UserError(
@@ -20,10 +35,31 @@ def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )
   check_functions(cache.scoring, modules)
-  try_metrics(cache, description["task"], modules, examples)
+  scores = try_metrics(cache, description["task"], modules, examples).scores
+  return list(scores) if _is_shipped(cache) else []
 
 
-def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examples: int = 0) -> None:
+def head_scores(cache: data.TokenCache) -> list[str]:
+  """Returns the names of the scores of a task whose targets have the form of predictions; [] for others."""
+  form = data.LabelForm.of(cache)
+  if form is None or form.name not in _LIKE_TARGETS or form.grouped or not _is_shipped(cache):
+    return []
+  rows = itertools.islice(cache.fields(), _TRIED)
+  fields = [row | ({"labels": row["label"]} if "label" in row else {}) for row in rows]
+  postprocess = find_postprocessor(cache.scoring, ())
+  functions = [metric.function for metric in find_metrics(cache.scoring, ())]
+  try:
+    targets = [postprocess(None, example=row, is_target=True) for row in fields]
+    return list(metric_scores(functions, targets, targets))
+  except Exception:  # a trial must not stop a run: predictions may differ from targets, after all
+    return []
+
+
+def _is_shipped(cache: data.TokenCache) -> bool:
+  return all(str(entry.get("function", "")).startswith(_SHIPPED) for entry in cache.scoring["metrics"])
+
+
+def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examples: int = 0) -> Evaluation:
   """Runs the postprocessor and metrics on the targets, as `t5like tasks check` does."""
   names = [str(entry.get("function", "")).rpartition(":")[2] for entry in cache.scoring["metrics"]]
   count = tried_rows(names, min(examples or cache.examples, cache.examples))
@@ -43,3 +79,4 @@ def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examp
       because=error,
       try_=f"t5like tasks check {task}, or --gin.EVAL_SPLIT=''",
     )
+  return tried

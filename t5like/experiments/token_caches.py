@@ -193,7 +193,7 @@ class TokenCaches:
       status = subprocess.run([sys.executable, "-m", *line], env=environment).returncode
       if status == UserError.status:
         why = said.read() or "see the error above"
-        raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because=why)
+        raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because=why, hint=self._hint)
     self._built |= {(task, split)} | {(name, split) for name in data.read_mixture(self.folder(task, split), "") or ()}
     members = self.open(task, split) if status == 0 else None
     if members is None:

@@ -161,10 +161,10 @@ def _write_errors(path: Path | None) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if path is None:
+    if isinstance(error, BrokenPipeError):
       raise  # the reader of stdout is gone
     raise RunError(
-      f"cannot write {path}: {error.strerror or error}",
+      f"cannot write {path or 'to standard output'}: {error.strerror or error}",
       try_="free some space, then run the same command again to resume",
     ) from None
 

@@ -71,7 +71,7 @@ CLASSES = {
     HeadClass("Bert", "classification", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT),
     HeadClass("GPT2", "classification", "transformer.", {"score": "out"}, {"pooling": "last", "use_bias": False}),
     HeadClass("T5", "classification", "transformer.", _T5_HEAD, {"pooling": "last", "hidden": "tanh"}, _T5_DROPOUT),
-    # mBART's reads the state at </s>, before the language code, which is not the last.
+    # Not mBART's: it reads the state at </s>, before the language code, with which its decoder starts, too.
     HeadClass("Bart", "classification", "model.", _T5_HEAD, {"pooling": "last", "hidden": "tanh"}, _T5_DROPOUT),
   ],
   "MultipleChoice": [HeadClass("Bert", "choices", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT)],
@@ -85,7 +85,6 @@ CLASSES = {
     HeadClass("GPT2", "spans", "transformer.", _ANSWERS),
     HeadClass("T5", "spans", "", _ANSWERS),
     HeadClass("Bart", "spans", "model.", _ANSWERS),
-    HeadClass("MBart", "spans", "model.", _ANSWERS),
   ],
 }
 

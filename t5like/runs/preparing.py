@@ -18,7 +18,7 @@ from t5like.console import say
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.heads.evaluator import check_head_scorable
-from t5like.evaluation.scorable import check_scorable
+from t5like.evaluation.scorable import check_scorable, head_scores
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
 from t5like.experiments.characters import spelled
@@ -359,27 +359,32 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
 
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
+  scores: dict[str, list[str]] = {}  # by kind of evaluation; []: any
   for member in members:
+    kind = f"eval/{member.task}/"
     if experiment.has_head:
       can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)
       check_head_scorable(member.cache)
       check_functions(member.cache.scoring, experiment.task_modules)
+      scores[kind] = head_scores(member.cache)
     elif not member.cache.is_corpus:
-      check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
+      scores[kind] = check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
       answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no targets to score by decoding",
         try_=f"--gin.EVAL_PERIOD=0 --gin.EVAL_LOSS_PERIOD={experiment.eval_period}",
       )
-  kinds = [f"eval/{member.task}/" for member in members if not member.cache.is_corpus]
-  kinds += [f"eval_loss/{member.task}/" for member in members if experiment.eval_loss_period]
+  scores |= {f"eval_loss/{member.task}/": [] for member in members if experiment.eval_loss_period}
   metrics = {"KEEP": experiment.keep.metric, "EARLY_STOPPING": experiment.early_stopping.metric}
   metrics |= {type(experiment.trainable).__name__: getattr(experiment.trainable, "metric", "")}
   for option, metric in metrics.items():
-    if metric and not metric.startswith(tuple(kinds)):
+    kind = next((kind for kind in scores if metric.startswith(kind)), "")
+    known = [f"{kind}{name}" for name in scores.get(kind, ())]
+    # A score of a class has a longer name, and may be of no example that was tried: f1, f1_person.
+    if metric and (not kind or (known and not any(f"{metric}_".startswith(f"{name}_") for name in known))):
       raise UserError(
         f"{option}.metric = {metric!r} is not computed in this run",
-        expected=" or ".join(f"{kind}..." for kind in kinds) or "EVAL_SPLIT, the split to evaluate",
-        nearest=nearest(metric, [f"{kind}{metric.rpartition('/')[2]}" for kind in kinds]),
+        expected=" or ".join(known or [f"{kind}..." for kind in scores]) or "EVAL_SPLIT, the split to evaluate",
+        nearest=nearest(metric, known or [f"{kind}{metric.rpartition('/')[2]}" for kind in scores]),
       )

@@ -1,11 +1,15 @@
-"""Rows of outputs are strict JSON."""
+"""Rows of outputs are strict JSON; standard output may be full, or closed."""
 
 import json
+import os
+import types
 
 import numpy as np
 import pytest
 
-from t5like.inference.outputs import _line
+from t5like.errors import RunError
+from t5like.inference.outputs import JsonLines, _line
+from t5like.inference.rows import Row
 
 
 def refuse(constant):
@@ -24,3 +28,19 @@ def refuse(constant):
 def test_a_row_is_a_line_of_json(row, read):
   line = _line(row)
   assert line.endswith(b"\n") and json.loads(line, parse_constant=refuse) == read
+
+
+def test_standard_output_that_is_full_or_closed(monkeypatch):
+  lines, row = JsonLines(None, "inputs"), Row(0, "line 1", "a text", {})
+  with open("/dev/full", "wb", buffering=0) as full:
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(buffer=full))
+    lines.resume([])
+    with pytest.raises(RunError, match="cannot write to standard output: No space left on device"):
+      lines.write([row], [{}])
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, "wb", buffering=0) as closed:
+    monkeypatch.setattr("sys.stdout", types.SimpleNamespace(buffer=closed))
+    lines.resume([])
+    with pytest.raises(BrokenPipeError):  # which the command line expects: `t5like ... | head`
+      lines.write([row], [{}])

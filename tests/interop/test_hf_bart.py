@@ -15,7 +15,7 @@ from t5like.interop.hf_fields import guess_model_type
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-CASES = [BART, MBART, "BartForSequenceClassification", "BartForQuestionAnswering", "MBartForQuestionAnswering"]
+CASES = [BART, MBART, "BartForSequenceClassification", "BartForQuestionAnswering"]
 
 
 def golden_batch(case: str, model) -> dict[str, np.ndarray]:

@@ -18,7 +18,9 @@ from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, TaggingHead, WithHead
 from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
+from t5like.runs.preparing import prepare
 from t5like.training.checkpoints.arrays import stored_arrays
+from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.records.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -115,6 +117,17 @@ def settings(tmp_path, caches, cached):
 
 def trained(settings, *arguments, **changes):
   return t5like.train(t5like.Experiment(**settings(*arguments, **changes)))
+
+
+@pytest.mark.parametrize("task", ["toy_classification", "toy_marks_classification", "toy_tagging"])
+def test_a_misspelled_metric_is_refused_at_the_start(task, settings):
+  name = f"eval/{task}/{EXPECTED[task][0]}"
+  for metric in (f"{name}x", f"eval/{task}/bleu"):
+    with pytest.raises(UserError, match="EARLY_STOPPING.metric = .* is not computed in this run") as error:
+      trained(settings, "bert", task, early_stopping=EarlyStopping(metric))
+    assert name in error.value.lines["expected"]
+  for metric in (name, f"eval/{task}/f1_of_a_rare_class") if task == "toy_tagging" else (name,):
+    prepare(t5like.Experiment(**settings("bert", task, early_stopping=EarlyStopping(metric))))
 
 
 OWN_ROWS = {

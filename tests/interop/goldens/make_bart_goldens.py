@@ -31,7 +31,6 @@ CASES = {
   "MBartForConditionalGeneration": SIZES | dict(scale_embedding=True, decoder_start_token_id=27),
   "BartForSequenceClassification": SIZES | dict(id2label=dict(enumerate(LABELS))),
   "BartForQuestionAnswering": SIZES,
-  "MBartForQuestionAnswering": SIZES | dict(scale_embedding=True, decoder_start_token_id=2),
 }
 # Of bart-large-cnn: 4 beams, length penalty 2, no repeated trigrams, 56 to 142 tokens, forced ends, early stopping.
 CNN = dict(num_beams=4, length_penalty=2.0, no_repeat_ngram_size=3, early_stopping=True)
