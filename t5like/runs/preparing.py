@@ -223,7 +223,12 @@ def with_imported_modules(experiment: Experiment) -> Experiment:
   tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
   own = {experiment.task} if experiment.corpus_files else set()
   modules = task_process.modules_for(tasks - own, experiment.task_modules)
-  return dataclasses.replace(experiment, task_modules=modules) if modules else experiment
+  if not modules or experiment.task_modules:
+    return experiment
+  changed = dataclasses.replace(experiment, task_modules=modules)
+  text = experiment.config_text and f"{experiment.config_text}\n\ntrain.task_modules = {modules}\n"
+  object.__setattr__(changed, "config_text", text)
+  return changed
 
 
 def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
