@@ -75,6 +75,7 @@ def test_rows_of_several_files_are_text_to_text(tmp_path):
   register_files("several_text_to_text", {"train": f"{tmp_path}/*.jsonl"})
   found = [(row["inputs_pretokenized"], row["targets_pretokenized"]) for row in examples("several_text_to_text")]
   assert found == [(b"in 0", b"out 0"), (b"in 1", b"out 1")]
+  assert find_task_or_mixture("several_text_to_text").postprocess_fn(" out 0\n") == "out 0"
 
 
 @pytest.mark.parametrize(
