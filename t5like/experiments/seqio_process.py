@@ -49,11 +49,13 @@ def _modules_with_seqio(seqio: Any) -> set[str]:
     path = getattr(module, "__file__", None) or ""
     if name != "__main__" and (not path or path.startswith(installed) or name.startswith(("t5like.", "seqio", "__"))):
       continue
-    for value in list(vars(module).values()):
-      is_named = isinstance(value, type | types.FunctionType) and str(value.__module__).startswith("seqio.")
-      if value is seqio or is_named:
-        found.add(name)
-  return found if found == {"__main__"} else found - {"__main__"}
+    if any(value is seqio or _is_of_seqio(value) for value in list(vars(module).values())):
+      found.add(name)
+  return found - {"__main__"} or found
+
+
+def _is_of_seqio(value: Any) -> bool:
+  return isinstance(value, type | types.FunctionType) and str(value.__module__).startswith("seqio.")
 
 
 def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:

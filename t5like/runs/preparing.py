@@ -220,10 +220,12 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
 def with_imported_modules(experiment: Experiment) -> Experiment:
   """Returns an experiment whose tasks other processes find, too: in a notebook, an import may have registered them."""
+  if experiment.task_modules:
+    return experiment
   tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
   own = {experiment.task} if experiment.corpus_files else set()
-  modules = task_process.modules_for(tasks - own, experiment.task_modules)
-  if not modules or experiment.task_modules:
+  modules = task_process.modules_for(tasks - own)
+  if not modules:
     return experiment
   changed = dataclasses.replace(experiment, task_modules=modules)
   text = experiment.config_text and f"{experiment.config_text}\n\ntrain.task_modules = {modules}\n"

@@ -74,11 +74,11 @@ class Column:
   names: tuple[str, ...] = ()
 
 
-TEXT = Column("a text", _text)
+TEXT = Column("a string", _text)
 CLASS = Column("a word or a whole number", _name)
 SCORE = Column("a number", _number)
 NAMES = Column("a list of words or whole numbers", _names, is_list=True)
-WORDS = Column("a list of texts", _words, is_list=True)
+WORDS = Column("a list of strings", _words, is_list=True)
 
 
 class LabeledColumns(ColumnFiles):
@@ -142,10 +142,8 @@ def register_classification(name: str, files: Mapping[str, str]) -> seqio.Task:
   texts = tuple(field for field in _TEXTS if field in row)
   label = _label_column(files)
   columns = dict.fromkeys(texts, TEXT) | {_LABEL: label}
-  found = LabeledColumns(files, columns).names(training_split(files), _LABEL)
-  classes = [] if label == SCORE else found
-  if label != SCORE and not 1 < len(classes) <= _MOST_CLASSES:
-    raise UserError(f"task {name!r} has {len(classes):,} different labels", expected=f"2 to {_MOST_CLASSES:,}")
+  found = LabeledColumns(files, columns).names(training_split(files), _LABEL)  # also checks the rows
+  classes = () if label == SCORE else _checked_number(name, "labels", found)
   feature, postprocessor, metric_fns = {
     CLASS: (class_labels(classes), encoder_scores.class_id, [metrics.accuracy]),
     NAMES: (multi_labels(classes), encoder_scores.label_marks, [encoder_scores.multi_label_f1]),
@@ -153,8 +151,8 @@ def register_classification(name: str, files: Mapping[str, str]) -> seqio.Task:
   }[label]
   return register_labels(
     name.removesuffix(_SUFFIX),
-    LabeledColumns(files, columns | {_LABEL: dataclasses.replace(label, names=tuple(classes))}),
-    functools.partial(labeled_texts, texts=texts, classes=tuple(classes), several=label.is_list),
+    LabeledColumns(files, columns | {_LABEL: dataclasses.replace(label, names=classes)}),
+    functools.partial(labeled_texts, texts=texts, classes=classes, several=label.is_list),
     feature,
     postprocessor,
     metric_fns,
@@ -180,10 +178,15 @@ def register_tags(name: str, files: Mapping[str, str]) -> seqio.Task:
   _check_fields(name, files, ("tokens", "tags"), '{"tokens": [...], "tags": [...]}')
   columns = {"tokens": WORDS, "tags": NAMES}
   found = LabeledColumns(files, columns).names(training_split(files), "tags")
-  tags = tuple(sorted(found, key=lambda tag: tag != "O"))
-  if not 1 < len(tags) <= _MOST_CLASSES:
-    raise UserError(f"task {name!r} has {len(tags):,} different tags", expected=f"2 to {_MOST_CLASSES:,}")
+  tags = _checked_number(name, "tags", sorted(found, key=lambda tag: tag != "O"))
   return register_tagging(name, LabeledColumns(files, columns | {"tags": dataclasses.replace(NAMES, names=tags)}), tags)
+
+
+def _checked_number(task: str, what: str, names: Sequence[str]) -> tuple[str, ...]:
+  """Returns the names of classes; raises UserError if there are too few or too many."""
+  if not 1 < len(names) <= _MOST_CLASSES:
+    raise UserError(f"task {task!r} has {len(names):,} different {what}", expected=f"2 to {_MOST_CLASSES:,}")
+  return tuple(names)
 
 
 def _label_column(files: Mapping[str, str]) -> Column:

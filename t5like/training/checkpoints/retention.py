@@ -58,6 +58,5 @@ class CheckpointRetention:
     """Returns the best steps, best first and ties by step, without those whose metric is missing or not finite."""
     scores = {step: values[self.metric] for step, values in metrics.items() if self.metric in values}
     finite = [step for step, score in scores.items() if math.isfinite(score)]
-    higher = is_higher_better(self.metric) if self.higher_is_better is None else self.higher_is_better
-    sign = -1 if higher else 1
+    sign = -1 if is_higher_better(self.metric, self.higher_is_better) else 1
     return sorted(finite, key=lambda step: (sign * scores[step], step))[: self.best]

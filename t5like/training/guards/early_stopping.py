@@ -30,8 +30,7 @@ class EarlyStopping:
       raise UserError(f"invalid patience of early stopping: {self.patience}", expected="1 or more")
     if not self.min_delta >= 0:
       raise UserError(f"invalid min_delta of early stopping: {self.min_delta}", expected="0 or more")
-    higher = is_higher_better(self.metric) if self.higher_is_better is None else self.higher_is_better
-    self._sign = 1.0 if higher else -1.0
+    self._sign = 1.0 if is_higher_better(self.metric, self.higher_is_better) else -1.0
     self._reset()
 
   def _reset(self) -> None:

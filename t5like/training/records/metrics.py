@@ -66,9 +66,9 @@ _OVER_TOKENS = ("loss", "z_loss", "accuracy")
 _OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
 
 
-def is_higher_better(name: str) -> bool:
-  """Whether higher values of a score are better; they are not those of a loss, an error or an edit distance."""
-  return not _LOWER_IS_BETTER.fullmatch(name)
+def is_higher_better(name: str, given: bool | None) -> bool:
+  """Whether higher values of a score are better: as given; None: not those of a loss, an error or an edit distance."""
+  return not _LOWER_IS_BETTER.fullmatch(name) if given is None else given
 
 
 def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
