@@ -6,6 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.platform import target_platform
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def cross_entropy(
@@ -27,7 +29,7 @@ def cross_entropy(
 def _forward(logits, targets, z_loss, label_smoothing):
   values = logits.astype(jnp.float32)
   vocab = logits.shape[-1]
-  log_z = jax.nn.logsumexp(values, axis=-1)
+  log_z = _log_sum_exp(values)
   target_logit = jnp.sum(jnp.where(_is_target(logits, targets), values, 0.0), axis=-1)
   loss = jnp.where((targets >= 0) & (targets < vocab), log_z - target_logit, jnp.nan)
   if label_smoothing:
@@ -51,6 +53,22 @@ def _backward(z_loss, label_smoothing, residuals, gradients):
 
 
 cross_entropy.defvjp(_forward, _backward)
+
+
+def _log_sum_exp(values: jax.Array) -> jax.Array:
+  """Returns log(sum(exp(values))) over the last axis; on GPUs in one pass (Milakov and Gimelshein 2018), not in two."""
+  if target_platform() != "gpu":
+    return jax.nn.logsumexp(values, axis=-1)
+
+  def combine(first, second):
+    (max_1, sum_1), (max_2, sum_2) = first, second
+    largest = jnp.maximum(max_1, max_2)
+    factor = jnp.exp(jnp.minimum(max_1, max_2) - largest)
+    return largest, jnp.where(max_1 > max_2, sum_1 + sum_2 * factor, sum_1 * factor + sum_2)
+
+  initial = jnp.finfo(values.dtype).min, jnp.zeros((), values.dtype)
+  largest, total = jax.lax.reduce((values, jnp.ones_like(values)), initial, combine, (values.ndim - 1,))
+  return largest + jnp.log(total)
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -9,7 +9,6 @@ the mesh, and every key draws new hashes for all rows and columns.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -57,15 +56,26 @@ def odd_hash(state: jax.Array, index: jax.Array) -> jax.Array:
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
   """Zeroes each entry of x with probability `rate`, and divides the others by 1 - rate."""
-  return drawn_dropout(x.shape, rate, key)(x)
+  return DrawnDropout.draw(x.shape, rate, key)(x)
 
 
-def drawn_dropout(shape: tuple[int, ...], rate: float, key: jax.Array) -> Callable[[jax.Array], jax.Array]:
-  """Returns `dropout` of arrays of a shape, with what is drawn for it outside of the function."""
-  state = key_state(key)
-  bits = (hashed_indices(state, shape[:-1]), hashed_indices(~state, shape[-1:]))
-  bits = jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits))
-  return lambda x: _dropout(x, *bits, rate)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DrawnDropout:
+  """Dropout of arrays of a shape, for a function that the backward pass computes again."""
+
+  row_bits: jax.Array  # int32, of the shape without its last axis
+  column_bits: jax.Array  # int32, of its last axis
+  rate: float = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def draw(cls, shape: tuple[int, ...], rate: float, key: jax.Array) -> "DrawnDropout":
+    state = key_state(key)
+    bits = (hashed_indices(state, shape[:-1]), hashed_indices(~state, shape[-1:]))
+    return cls(*jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits)), rate)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return _dropout(x, self.row_bits, self.column_bits, self.rate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -5,26 +5,28 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.platform import has_pallas_triton, target_platform
+from t5like.kernels.platform import is_single_gpu
 
 
 def norm(
   x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centered: bool, dtype: jnp.dtype,
-  with_input: bool = False,
+  with_input: bool = False, overwritten: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:  # fmt: skip
   """Normalizes x [..., width]: layer norm if `centered`, else RMS norm; returns `dtype`.
 
-  `with_input` also returns x for the residual connection: on a GPU one kernel then adds both gradients.
+  with_input   also returns x for the residual connection: on a GPU one kernel then adds both gradients
+  overwritten  of that x: the product that adds to it does so in place, and the backward pass has a copy that the kernel
+               writes on the way; XLA would read x once more to copy it
   """
   if _has_kernel(x):
-    return _on_gpu(x, *_to_float32(scale, bias), epsilon, centered, dtype, with_input, False)
+    return _on_gpu(x, *_to_float32(scale, bias), epsilon, centered, dtype, with_input, overwritten, False)
   y = _plain(x, scale, bias, epsilon, centered, dtype)
   return (y, x) if with_input else y
 
 
 def _has_kernel(x: jax.Array) -> bool:
-  """Whether the fused kernel applies; only on a single GPU, because the partitioner cannot split a kernel."""
-  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not has_pallas_triton():
+  """Whether the fused kernel applies."""
+  if not is_single_gpu():
     return False
   from t5like.kernels.gpu.norm import unsupported_reason
 
@@ -46,21 +48,21 @@ def _plain(x, scale, bias, epsilon, centered, dtype):
   return y.astype(dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
-def _on_gpu(x, scale, bias, epsilon, centered, dtype, with_input, interpret):
-  return _forward(x, scale, bias, epsilon, centered, dtype, with_input, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7, 8))
+def _on_gpu(x, scale, bias, epsilon, centered, dtype, with_input, overwritten, interpret):
+  return _forward(x, scale, bias, epsilon, centered, dtype, with_input, False, interpret)[0]
 
 
-def _forward(x, scale, bias, epsilon, centered, dtype, with_input, interpret):
+def _forward(x, scale, bias, epsilon, centered, dtype, with_input, overwritten, interpret):
   from t5like.kernels.gpu import norm as gpu_norm
 
   rows = x.reshape(-1, x.shape[-1])
   spec = gpu_norm.NormSpec(*rows.shape, epsilon, centered, interpret)
-  y = gpu_norm.forward(rows, scale, bias, dtype, spec).reshape(x.shape)
-  return (y, x) if with_input else y, (x, scale, bias)
+  y, *copies = (z.reshape(x.shape) for z in gpu_norm.forward(rows, scale, bias, dtype, overwritten, spec))
+  return (y, x) if with_input else y, (*(copies or [x]), scale, bias)
 
 
-def _backward(epsilon, centered, dtype, with_input, interpret, residuals, gradient):
+def _backward(epsilon, centered, dtype, with_input, overwritten, interpret, residuals, gradient):
   from t5like.kernels.gpu import norm as gpu_norm
 
   x, scale, bias = residuals

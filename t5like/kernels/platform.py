@@ -46,6 +46,11 @@ def determinism_required() -> bool:
   return _deterministic.get()
 
 
+def is_single_gpu() -> bool:
+  """Whether kernels that the partitioner cannot split run: on one GPU."""
+  return target_platform() == "gpu" and jax.sharding.get_abstract_mesh().size <= 1 and has_pallas_triton()
+
+
 @functools.cache
 def has_pallas_triton() -> bool:
   """Whether this version of JAX has Pallas's Triton back end, which is announced for removal."""

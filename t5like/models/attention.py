@@ -1,11 +1,13 @@
 """Multi-head attention: projections, the KV cache, and the call to the kernel."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.activations import add_bias
 from t5like.kernels.attention import (
   Alibi,
   AttentionSpec,
@@ -25,7 +27,7 @@ from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV,
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, dense, embedding_init, parameter
+from t5like.models.layers import Dense, Dropout, Norm, dense, embedding_init, joined_product, joins_products, parameter
 from t5like.models.positions import rotary_frequencies, rotate
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
@@ -144,11 +146,15 @@ class Attention(nn.Module):
     """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
     if context.step is not None:
       return self._step(x, context, cache)
+    mask = dataclasses.replace(context.mask, window=self.config.attention_window)
+    layers = self.query, self.key, self.value
+    changed = self.config.positions == "rotary" or self.config.qk_norm
+    if not changed and self._joins(layers, x, x, context, mask):
+      return self._attend(self._joined(layers, x), {"key": None, "value": None}, context, mask, context.bias)
     query, key = self._normalize(self.query(x), self.key(x))
     query = self._split_heads(query)  # [batch, length, heads, kv]
     new = {"key": self._split_heads(key), "value": self._split_heads(self.value(x))}
     query, new["key"] = self._rotate(query, new["key"], context.positions)
-    mask = dataclasses.replace(context.mask, window=self.config.attention_window)
     return self._attend(query, new, context, mask, context.bias)
 
   def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
@@ -157,9 +163,33 @@ class Attention(nn.Module):
       shared = SharedKV(cache, context.step.encoder_valid)
       y = attend(self._split_heads(self.query(x))[:, 0], shared, **self._cached_options(context))
       return self.out(y.reshape(y.shape[0], 1, -1)), cache
-    new = {"key": self._split_heads(self.key(context.encoded)), "value": self._split_heads(self.value(context.encoded))}
-    query = self._split_heads(self.query(x))
-    return self._attend(query, new, context, context.encoded_mask, None)
+    encoded, mask, query = context.encoded, context.encoded_mask, self._split_heads(self.query(x))
+    layers = self.key, self.value
+    if self._joins(layers, x, encoded, context, mask):
+      new = {"key": self._joined(layers, encoded), "value": None}
+    else:
+      new = {"key": self._split_heads(self.key(encoded)), "value": self._split_heads(self.value(encoded))}
+    return self._attend(query, new, context, mask, None)
+
+  def _joins(self, layers: Sequence[Dense], x: jax.Array, encoded: jax.Array, context: Context, mask: Mask) -> bool:
+    """Whether one product computes what `layers` do: for the kernel that reads it where it is written."""
+    config = self.config
+    if context.return_kv or context.return_weights:
+      return False
+    spec = AttentionSpec(
+      config.compute_dtype, config.head_dim, x.shape[1], encoded.shape[1],
+      has_bias=context.bias is not None and encoded is x, has_prefix=mask.causal and mask.prefix is not None,
+      packed=mask.query_segments is not None, dropout=config.attention_dropout > 0.0 and not context.deterministic,
+      positions=config.positions, learned_keys=self.prefix is not None,
+    )  # fmt: skip
+    kernel, _ = choose_backend(config.attention_backend, spec)
+    return kernel == "pallas_gpu" and joins_products(layers, "heads")
+
+  def _joined(self, layers: Sequence[Dense], x: jax.Array) -> jax.Array:
+    """Returns the results of `layers` in one array [batch, length, layers, heads, kv]."""
+    y, bias = joined_product(layers, x)
+    y = y if bias is None else add_bias(y, bias)
+    return self._split_heads(y.reshape(*x.shape[:-1], len(layers), -1))
 
   def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
     """Writes the key and value of one token per row to the cache, and attends to it."""
@@ -250,9 +280,9 @@ class Attention(nn.Module):
     return None if self.prefix is None else self.prefix((context.prefixes or {}).get(self.name))
 
   def _split_heads(self, x: jax.Array) -> jax.Array:
-    """Reshapes [batch, length, heads * kv] to [batch, length, heads, kv]."""
-    x = x.reshape(*x.shape[:2], -1, self.config.head_dim)
-    return nn.with_logical_constraint(x, ("batch", "length", "heads", "kv"))
+    """Reshapes [batch, length, ..., heads * kv] to [batch, length, ..., heads, kv]."""
+    x = x.reshape(*x.shape[:-1], -1, self.config.head_dim)
+    return nn.with_logical_constraint(x, ("batch", "length", *(None,) * (x.ndim - 4), "heads", "kv"))
 
   def _attend(
     self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask, bias: RelativeBias | Alibi | None

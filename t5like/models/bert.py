@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
+from t5like.kernels.activations import ACTIVATIONS
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, with_prompt_positions
-from t5like.models.layers import ACTIVATIONS, Norm, dense
+from t5like.models.layers import Norm, dense
 from t5like.models.padding import as_in_pretraining, encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -134,7 +135,8 @@ def predictions_per_row(share: float, length: int) -> int:
 def gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
   """Returns positions [batch, predictions] that include all targets, and the hidden states at them."""
   positions, fits = target_positions(weights, share)
-  states = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+  # Unique positions have a gradient that XLA need not make deterministic, for which it would sort all its entries.
+  states = jax.vmap(lambda row, at: row.at[at].get(unique_indices=True, mode="promise_in_bounds"))(hidden, positions)
   return positions, jnp.where(fits, states, jnp.asarray(jnp.nan, states.dtype))
 
 

@@ -5,10 +5,21 @@ import dataclasses
 import flax.linen as nn
 import jax
 
+from t5like.kernels.activations import ACTIVATIONS, activate, activate_joined, relu
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Dropout, Norm, ResidualScale, constrain_activations, dense, hidden_layer
+from t5like.models.layers import (
+  Dropout,
+  Norm,
+  ResidualScale,
+  constrain_activations,
+  dense,
+  draw_mlp_dropout,
+  input_kernels,
+  joined_product,
+  joins_products,
+)
 from t5like.models.modifications.experts import Experts
 from t5like.models.modifications.relative_attention import RelativeAttention
 from t5like.models.modifications.synthesizer import SynthesizerAttention
@@ -23,16 +34,19 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    config = self.config
-
-    def project_in(name):
-      return dense(config, config.mlp_dim, ("embed", "mlp"), role="branch", name=name)(x)
-
+    config, act = self.config, ACTIVATIONS[self.config.activation]
     if self.has_variable("fused", "wi"):  # in decoding
       gate_and_linear = fused_products(self, "wi", x)
-      h = ACTIVATIONS[config.activation](gate_and_linear[..., 0, :]) * gate_and_linear[..., 1, :]
+      h = act(gate_and_linear[..., 0, :]) * gate_and_linear[..., 1, :]
     else:
-      h = hidden_layer(config, project_in, x.shape[:-1], deterministic)
+      axes, names = ("embed", "mlp"), input_kernels(config)
+      layers = [dense(config, config.mlp_dim, axes, role="branch", name=name) for name in names]
+      dropout = draw_mlp_dropout(config, x.shape[:-1], deterministic)
+      gains = config.gated_mlp or (config.use_bias and act is not relu)
+      if gains and joins_products(layers, "mlp"):
+        h = activate_joined(act, config.gated_mlp, *joined_product(layers, x), dropout)
+      else:
+        h = activate(act, [layer(x) for layer in layers], dropout)
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     return dense(config, config.embed_dim, ("mlp", "embed"), role="residual", name="wo")(h)
 
@@ -68,15 +82,15 @@ class Block(nn.Module):
     keys_values = {}
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
-    h, x = self._read("attention", x)
+    h, x = self._read("attention", x, context)
     y, keys_values["self" if context.step is None else "generated"] = self.attention(h, context, cache)
     x = self._add_residual("attention", x, y, h, context)
     # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
-      h, x = self._read("cross_attention", x)
+      h, x = self._read("cross_attention", x, context)
       y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
       x = self._add_residual("cross_attention", x, y, h, context)
-    h, x = self._read("mlp", x)
+    h, x = self._read("mlp", x, context)
     if self.config.num_experts:
       y, routing = self.mlp(h, _valid(context.mask), context.deterministic)
     else:
@@ -90,10 +104,12 @@ class Block(nn.Module):
       return x, {"routing": routing}
     return x, keys_values if context.return_kv else None
 
-  def _read(self, name: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def _read(self, name: str, x: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
     """Returns the input of the sublayer `name` and the residual stream to which its output is added."""
     norm, is_pre = getattr(self, f"{name}_norm"), self.config.norm_position == "pre"
-    h, x = norm(x, with_input=True) if is_pre else (x, x)
+    # With dropout, the result of a sublayer is not added by its last product.
+    overwritten = context.deterministic or not self.config.dropout_rate
+    h, x = norm(x, with_input=True, overwritten=overwritten) if is_pre else (x, x)
     return (h if self.config.residual == "plain" else getattr(self, f"{name}_residual").read(h)), x
 
   def _add_residual(self, name: str, x: jax.Array, y: jax.Array, h: jax.Array, context: Context) -> jax.Array:

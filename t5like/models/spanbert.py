@@ -5,11 +5,12 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
+from t5like.kernels.activations import ACTIVATIONS
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.bert import BERT, Batch
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Norm, dense, embedding_init
+from t5like.models.layers import Norm, dense, embedding_init
 
 LOSS = "boundary_loss"
 

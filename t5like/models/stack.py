@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from t5like import parallel
+from t5like.kernels.activations import ACTIVATIONS
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, alibi_bias
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
+from t5like.models.layers import Dropout, Norm, constrain_activations, kernel_init
 from t5like.models.modifications.relative_attention import RelativePositions
 from t5like.models.positions import sinusoids
 from t5like.models.tuning import Tuning, applied, extensions, inside, tuning_below

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from t5like.kernels.cross_entropy import cross_entropy
+from t5like.kernels.platform import compile_for
 
 LOGITS = jnp.array([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]])
 TARGETS = jnp.array([0, 1], jnp.int32)
@@ -37,6 +38,23 @@ def test_the_gradient_is_softmax_minus_target():
   expected = np.exp(np.asarray(LOGITS) - LOG_Z[:, None])
   expected[[0, 1], [0, 1]] -= 1
   np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_one_pass_on_gpus():
+  """Sums of exponentials next to the largest so far, for large, small and excluded logits."""
+  logits = np.random.default_rng(0).normal(size=(6, 1000)).astype(np.float32)
+  logits[1] += 5000.0
+  logits[2] -= 5000.0
+  logits[3, 10:] = -np.inf
+  logits[4, 7] = 90.0
+  logits[5, 3] = np.nan
+  targets = jnp.full(6, 5, jnp.int32)
+  exact = logits.astype(np.float64)
+  largest = exact.max(-1)
+  expected = largest + np.log(np.exp(exact - largest[:, None]).sum(-1)) - exact[:, 5]
+  with compile_for("gpu"):
+    loss, _ = jax.jit(lambda logits: cross_entropy(logits, targets))(logits)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-3)
 
 
 def test_bfloat16_logits_are_summed_in_float32():

@@ -11,6 +11,7 @@ from attention_cases import CASES, inputs, relative_error, value_and_gradients
 from t5like.kernels.attention import Mask, RelativeBias, bias_matrix, mask_matrix
 from t5like.kernels.attention.relative_bias import relative_buckets
 from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.gpu import bias_tiles as tiles
 from t5like.kernels.gpu import masks
 from t5like.kernels.gpu.attention import TILE_SIZES, TileSizes, gpu_attention
@@ -35,6 +36,44 @@ def test_values_and_gradients_equal_xla_attention(name):
   given = inputs(name, jnp.float32, heads=2, width=16)
   got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
   assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
+
+
+@pytest.mark.parametrize("name, rate", [("bias, causal, odd length", 0.3), ("causal, packed, odd length", 0.0)])
+def test_one_array_of_queries_keys_and_values(name, rate):
+  """The same kernels read and write parts of it: results and gradients are equal to the last bit."""
+  query, key, value, weights, mask, table = inputs(name, jnp.float32, heads=2, width=16)
+  bias = None if table is None else RelativeBias(table, bidirectional=False)
+  dropout = AttentionDropout.draw(jax.random.key(0), rate, len(query), 2) if rate else None
+
+  @jax.jit
+  def run(*given):
+    attend = lambda *arrays: interpreted(*arrays, *[None] * (3 - len(arrays)), mask, bias, 0.3, dropout)  # noqa: E731
+    out, pull_back = jax.vjp(attend, *given)
+    return out, pull_back(weights)
+
+  expected, gradients = run(query, key, value)
+  for apart in (0, 1):
+    given = query, key, value
+    got, found = run(*given[:apart], jnp.stack(given[apart:], axis=2))
+    np.testing.assert_array_equal(got, expected)
+    jax.tree.map(np.testing.assert_array_equal, found, (*gradients[:apart], jnp.stack(gradients[apart:], axis=2)))
+
+
+def test_one_array_of_keys_and_values_of_groups():
+  """Two heads of queries for each of keys: gradients are sums of both."""
+  query, key, value, weights, mask, _ = inputs("cross, padded", jnp.float32, heads=4, width=16)
+
+  @jax.jit
+  def run(*given):
+    attend = lambda *arrays: interpreted(*arrays, *[None] * (3 - len(arrays)), mask, None, 0.3)  # noqa: E731
+    out, pull_back = jax.vjp(attend, *given)
+    return out, pull_back(weights)
+
+  key, value = key[:, :, :2], value[:, :, :2]
+  expected, gradients = run(query, key, value)
+  got, found = run(query, jnp.stack([key, value], axis=2))
+  np.testing.assert_array_equal(got, expected)
+  jax.tree.map(np.testing.assert_array_equal, found, (gradients[0], jnp.stack(gradients[1:], axis=2)))
 
 
 def by_definition(query, key, value, gradient, allowed, bias, scale):

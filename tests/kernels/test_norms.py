@@ -45,14 +45,14 @@ def test_plain_norm_by_definition(centered):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64), (5, 100)])
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
-@pytest.mark.parametrize("with_input", [False, True])
-def test_the_gpu_kernel_equals_plain_jax(shape, centered, with_input, monkeypatch):
+@pytest.mark.parametrize("with_input, overwritten", [(False, False), (True, False), (True, True)])
+def test_the_gpu_kernel_equals_plain_jax(shape, centered, with_input, overwritten, monkeypatch):
   monkeypatch.setattr(gpu_norm, "_PROGRAMS", 7)
   given = arrays(shape, centered)
   settings = EPSILON, centered, jnp.dtype("float32")
 
   def kernel(x, scale, bias):
-    result = norms._on_gpu(x, scale, bias, *settings, with_input, True)
+    result = norms._on_gpu(x, scale, bias, *settings, with_input, overwritten, True)
     return result if with_input else (result,)
 
   def plain(x, scale, bias):
@@ -67,7 +67,7 @@ def test_the_gpu_kernel_equals_plain_jax(shape, centered, with_input, monkeypatc
 def test_bfloat16_rows_are_normalized_in_float32():
   x, scale, bias, *_ = arrays((4, 64), True)
   x = x.astype(jnp.bfloat16)
-  got = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), False, True)
+  got = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), False, False, True)
   expected = norms._plain(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"))
   assert got.dtype == jnp.bfloat16
   np.testing.assert_array_equal(got, expected)
@@ -89,7 +89,7 @@ def test_kernels_lower_for_gpus_once_for_all_layers():
 
   def loss(x, scale, bias):
     for _ in range(8):
-      y, x = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), True, False)
+      y, x = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), True, True, False)
       x = x + y
     return jnp.sum(x.astype(jnp.float32))
 

@@ -10,6 +10,7 @@ import pytest
 from flax.errors import ScopeParamShapeError
 
 from t5like.errors import UserError
+from t5like.kernels.activations import add_bias
 from t5like.kernels.attention import Mask
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.attention import Attention, Context, RelativeBiasTable, describe_backend
@@ -18,7 +19,7 @@ from t5like.models.blocks import MLP, Block
 from t5like.models.cache import select_hypotheses, start_cache
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
-from t5like.models.layers import Norm, add_bias, dense, kernel_init, parameter
+from t5like.models.layers import Norm, dense, kernel_init, parameter
 from t5like.models.padding import encoder_valid
 from t5like.models.positions import rotary_frequencies, rotate, sinusoids
 from t5like.models.stack import Stack

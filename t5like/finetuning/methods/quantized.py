@@ -21,7 +21,7 @@ from t5like.finetuning.methods.base import Arrays, Matrix, Sites, read_matrices,
 from t5like.finetuning.methods.lora import ALL_LINEAR, LoRA
 from t5like.finetuning.trainable import Episode, check_patterns
 from t5like.finetuning.variables import Variables
-from t5like.models.layers import add_bias
+from t5like.kernels.activations import add_bias
 
 # The quantiles of a normal distribution, scaled to [-1, 1], with an exact zero (appendix E).
 LEVELS = np.array([

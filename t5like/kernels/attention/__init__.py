@@ -70,8 +70,8 @@ _TERMS = {type(None): None, Disentangled: "disentangled", RelativeTerms: "transf
 
 def attention(
   query: jax.Array,  # [batch, query, heads, kv]
-  key: jax.Array,  # [batch, key, kv_heads, kv]; kv_heads divides heads
-  value: jax.Array,  # [batch, key, kv_heads, kv]
+  key: jax.Array | None,  # [batch, key, kv_heads, kv]; kv_heads divides heads
+  value: jax.Array | None,  # [batch, key, kv_heads, kv]
   *,
   mask: Mask,
   bias: RelativeBias | Alibi | None = None,
@@ -93,9 +93,13 @@ def attention(
 
   query_offset [batch] is the position of each row's first query among the keys (decoding with a KV cache), 0 if None.
   The output for a query that attends to no key is finite but depends on the back end.
+
+  Without values, `key` [batch, key, 2, kv_heads, kv] holds both; without both, `query` [batch, query, 3, heads, kv]
+  holds all three. Only "pallas_gpu" reads them in place.
   """
   spec = AttentionSpec(
-    dtype=query.dtype.name, head_dim=query.shape[3], query_length=query.shape[1], key_length=key.shape[1],
+    dtype=query.dtype.name, head_dim=query.shape[-1], query_length=query.shape[1],
+    key_length=(query if key is None else key).shape[1],
     has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
     packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
@@ -105,14 +109,17 @@ def attention(
   name, _ = choose_backend(backend, spec)
   dropout = None
   if spec.dropout:
-    dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[2])
+    dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[-2])
+  if value is None and name != "pallas_gpu":
+    query, joint = ([], query) if key is None else ([query], key)
+    query, key, value = *query, *(joint[:, :, part] for part in range(joint.shape[2]))
   if name == "xla":
     return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix, relative)
   return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, dropout, axes)
 
 
 def _run_sharded(
-  kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask,
+  kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array | None, value: jax.Array | None, mask: Mask,
   bias: RelativeBias | Alibi | None, scale: float, dropout: AttentionDropout | None, axes: ShardedAxes,
 ) -> jax.Array:  # fmt: skip
   """Runs a kernel on each device's shard of rows and heads, because the partitioner cannot split a kernel.
@@ -120,18 +127,20 @@ def _run_sharded(
   Rows or heads that the mesh axes do not divide (a batch of two at initialization) are not sharded.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  batch = query.shape[0]
+  batch, heads = query.shape[0], (query if key is None else key).shape[-2]
   # A group of queries and its keys are on one device.
-  rows, columns = dividing_axes(mesh, axes.batch, batch), dividing_axes(mesh, axes.heads, key.shape[2])
+  rows, columns = dividing_axes(mesh, axes.batch, batch), dividing_axes(mesh, axes.heads, heads)
   if rows is None and columns is None:
     return kernel(query, key, value, mask, bias, scale, dropout)
   tokens = PartitionSpec(rows, None, columns, None)
+  joint = PartitionSpec(rows, None, None, columns, None)
+  queries, keys = joint if key is None else tokens, joint if value is None else tokens
   masks = jax.tree.map(lambda _: PartitionSpec(rows, None), mask)
   tables = jax.tree.map(lambda _: PartitionSpec(None, columns), bias)
   bits = jax.tree.map(lambda _: PartitionSpec(rows, columns), dropout)
   return jax.shard_map(
     lambda q, k, v, m, b, d: kernel(q, k, v, m, b, scale, d),
-    in_specs=(tokens, tokens, tokens, masks, tables, bits),
+    in_specs=(queries, keys, tokens, masks, tables, bits),
     out_specs=tokens,
     check_vma=False,  # a kernel's results carry no record of the axes they vary over
   )(query, key, value, mask, bias, dropout)

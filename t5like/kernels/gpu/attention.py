@@ -2,7 +2,9 @@
 
 Follows FlashAttention-2 (Dao 2023). Unlike cuDNN, it reads the bias from a few tiles that depend only on `key - query`
 (bias_tiles.py), returns the gradient of its table as 16 x 32 sums per block of queries, and skips tiles masked by
-packing or row lengths. Arrays are [batch, length, heads, kv], as in the model.
+packing or row lengths. Arrays are [batch, length, heads, kv], as in the model; queries, keys and values may also be one
+array [batch, length, 3, heads, kv], or keys and values one of 2, as one matrix product writes them, and so are their
+gradients then.
 """
 
 import dataclasses
@@ -42,24 +44,25 @@ TILE_SIZES = {
 
 
 def gpu_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None,
+  query: jax.Array, key: jax.Array | None, value: jax.Array | None, mask: Mask, bias: RelativeBias | Alibi | None,
   scale: float, dropout: AttentionDropout | None = None, tile_sizes: TileSizes | None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; query, key, value [batch, length, heads, kv], kv a power of 2 from 16 to 128; any lengths.
 
   Keys and values may have fewer heads: each program reads those of its head's group. The output for a query that
-  attends to no key is zero.
+  attends to no key is zero. Without `value`, `key` [batch, length, 2, kv_heads, kv] holds both; without both, `query`
+  [batch, length, 3, heads, kv] holds all.
   """
   batch, query_length = query.shape[:2]
-  key_length = key.shape[1]
+  key_length, group = (query_length, 1) if key is None else (key.shape[1], query.shape[-2] // key.shape[-2])
   learned, alibi = isinstance(bias, RelativeBias), isinstance(bias, Alibi)
   spec = KernelSpec(
     query_length, key_length, mask.causal, mask.causal and mask.prefix is not None, mask.window,
-    query.shape[2] // key.shape[2], scale, BucketSpec.from_bias(bias) if learned else None, alibi,
+    group, scale, BucketSpec.from_bias(bias) if learned else None, alibi,
     0.0 if dropout is None else dropout.rate, interpret,
   )  # fmt: skip
   table = bias.table if learned else bias.slopes if alibi else None
-  tile_sizes = tile_sizes or _tile_sizes(query.shape[3], query_length)
+  tile_sizes = tile_sizes or _tile_sizes(query.shape[-1], query_length)
   bits = () if dropout is None else dropout.bits(query_length, key_length)
   masks = encode_mask(mask, batch, query_length, key_length)
   return _attend(query, key, value, table, masks, bits, spec, tile_sizes)
@@ -86,23 +89,24 @@ def _forward(query, key, value, table, masks, bits, spec: KernelSpec, tile_sizes
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))  # so that all layers share one traced kernel
 def _attention(query, key, value, table, masks, bits, spec: KernelSpec, blocks: Blocks):
   """Returns the result and the logarithm of each query's softmax normalizer."""
-  batch, query_length, heads, width = query.shape
+  batch, query_length, *_, heads, width = query.shape
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype)
   mask, mask_specs = mask_operands(*masks, spec, blocks)
-  by_query, by_key, by_row = spec.specs(width)
+  by_query, by_row = spec.specs(width)
+  projections, projection_specs = spec.projections(query, key, value)
   return pl.pallas_call(
     functools.partial(_forward_block, spec=spec, blocks=blocks),
     grid=(pl.cdiv(query_length, blocks.query), heads, batch),
-    in_specs=[by_query, by_key, by_key, tile_specs, mask_specs, spec.bits_specs],
+    in_specs=[*projection_specs, tile_specs, mask_specs, spec.bits_specs],
     out_specs=[by_query, by_row],
     out_shape=[
-      jax.ShapeDtypeStruct(query.shape, query.dtype),
+      jax.ShapeDtypeStruct((batch, query_length, heads, width), query.dtype),
       jax.ShapeDtypeStruct((batch, heads, query_length), jnp.float32),
     ],
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_forward",
-  )(query, key, value, tiles, mask, list(bits))
+  )(*projections, tiles, mask, list(bits))
 
 
 def _forward_block(
@@ -146,11 +150,11 @@ def _backward(spec: KernelSpec, tile_sizes: TileSizes, residuals, gradient):
   d_query, delta, sums = query_gradient(
     query, key, value, out, gradient, log_sums, table, masks, bits, spec, tile_sizes.query_gradient
   )
-  d_key, d_value = key_gradient(
-    query, key, value, gradient, log_sums, delta, table, masks, bits, spec, tile_sizes.key_gradient
+  gradients = key_gradient(
+    query, key, value, gradient, log_sums, delta, d_query, table, masks, bits, spec, tile_sizes.key_gradient
   )
   d_table = None if spec.buckets is None else table_gradient(sums, table, spec.buckets)
-  return d_query, d_key, d_value, d_table, None, None
+  return *gradients, d_table, None, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -32,14 +32,15 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, bit
   """Returns the gradient of the queries, delta and the score gradients summed by distance.
 
   delta [batch, heads, query] is the sum of `out * gradient`. The last result is per block of queries; None without a
-  bias.
+  bias. If `query` holds keys and values, too, their parts of its gradient are left to `key_gradient`.
   """
-  batch, query_length, heads, width = query.shape
+  batch, query_length, *_, heads, width = query.shape
   count = pl.cdiv(query_length, blocks.query)
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype)
   mask, mask_specs = mask_operands(*masks, spec, blocks)
-  by_query, by_key, by_row = spec.specs(width)
-  out_specs = [by_query, by_row, []]
+  by_query, by_row = spec.specs(width)
+  projections, projection_specs = spec.projections(query, key, value)
+  out_specs = [projection_specs[0], by_row, []]
   out_shape = [
     jax.ShapeDtypeStruct(query.shape, query.dtype),
     jax.ShapeDtypeStruct((batch, heads, query_length), jnp.float32),
@@ -54,13 +55,13 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, bit
   d_query, delta, sums = pl.pallas_call(
     functools.partial(_query_block, spec=spec, blocks=blocks),
     grid=(count, heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_query, by_row, tile_specs, mask_specs, spec.bits_specs],
+    in_specs=[*projection_specs, by_query, by_query, by_row, tile_specs, mask_specs, spec.bits_specs],
     out_specs=out_specs,
     out_shape=out_shape,
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_query_gradient",
-  )(query, key, value, out, gradient, log_sums, tiles, mask, list(bits))
+  )(*projections, out, gradient, log_sums, tiles, mask, list(bits))
   return d_query, delta, sums[0] if sums else None
 
 
@@ -106,29 +107,56 @@ def _query_block(
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))
-def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, bits, spec: KernelSpec, blocks: Blocks):
-  """Returns the gradients of keys and values: one per head of queries, of which those of a group are summed up."""
-  batch, _, heads, width = query.shape
+def key_gradient(
+  query, key, value, gradient, log_sums, delta, d_query, table, masks, bits, spec: KernelSpec, blocks: Blocks
+):
+  """Returns the gradients of queries, which are given, keys and values.
+
+  Those of keys are computed for every head of queries, and summed up for a group. If one array holds keys and values,
+  so does its gradient; if that is `query`, they are written to their parts of `d_query`.
+  """
+  batch, *_, heads, width = query.shape
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype, by_key=True)
   mask, mask_specs = mask_operands(*masks, spec, blocks, by_key=True)
-  by_query, by_key, by_row = spec.specs(width)
-  by_head = pl.BlockSpec((None, spec.key_length, None, width), lambda i, h, b: (b, 0, h, 0))
-  d_key, d_value = pl.pallas_call(
+  by_query, by_row = spec.specs(width)
+  projections, projection_specs = spec.projections(query, key, value)
+  written = [d_query] if key is None else []
+  if value is None:
+    parts = (query if key is None else key).shape[2]
+    out_specs = [pl.BlockSpec((None, spec.key_length, parts, None, width), lambda i, h, b: (b, 0, 0, h, 0))]
+    out_shape = [jax.ShapeDtypeStruct((batch, spec.key_length, parts, heads, width), query.dtype)]
+  else:
+    out_specs = [pl.BlockSpec((None, spec.key_length, None, width), lambda i, h, b: (b, 0, h, 0))] * 2
+    out_shape = [jax.ShapeDtypeStruct((batch, spec.key_length, heads, width), x.dtype) for x in (key, value)]
+  gradients = pl.pallas_call(
     functools.partial(_key_block, spec=spec, blocks=blocks),
     grid=(pl.cdiv(spec.key_length, blocks.key), heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, mask_specs, spec.bits_specs],
-    out_specs=[by_head, by_head],
-    out_shape=[jax.ShapeDtypeStruct((batch, spec.key_length, heads, width), x.dtype) for x in (key, value)],
+    in_specs=[
+      out_specs[: len(written)],
+      *projection_specs,
+      by_query,
+      by_row,
+      by_row,
+      tile_specs,
+      mask_specs,
+      spec.bits_specs,
+    ],
+    out_specs=out_specs,
+    out_shape=out_shape,
+    input_output_aliases={0: 0} if written else {},
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_key_gradient",
-  )(query, key, value, gradient, log_sums, delta, tiles, mask, list(bits))
-  return (d_key, d_value) if spec.group == 1 else tuple(sum_groups(x, 2, spec.group) for x in (d_key, d_value))
+  )(written, *projections, gradient, log_sums, delta, tiles, mask, list(bits))
+  if spec.group > 1:
+    gradients = [sum_groups(x, x.ndim - 2, spec.group) for x in gradients]
+  gradients = gradients if key is None else [d_query, *gradients]
+  return *gradients, *[None] * (3 - len(gradients))
 
 
 def _key_block(
-  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, mask_refs, bits_refs, d_key_ref,
-  d_value_ref, *, spec: KernelSpec, blocks: Blocks,
+  _, query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, mask_refs, bits_refs,
+  *gradient_refs, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
   """Processes one block of keys, in [key, query] tiles so that weights enter their products without a transpose."""
   mask, tiles_ref = KernelMask.from_refs(mask_refs, spec, blocks), tiles_refs[0] if tiles_refs else None
@@ -157,5 +185,7 @@ def _key_block(
 
   zeros = jnp.zeros(key.shape, jnp.float32)
   d_key, d_value = mask.over_queries(j, visit, (zeros, zeros))
-  store_rows(d_key_ref, at_key, mask.zero_beyond_length(at_key, d_key * spec.scale))
-  store_rows(d_value_ref, at_key, mask.zero_beyond_length(at_key, d_value * spec.dropout_scale))
+  parts = (None, None) if len(gradient_refs) == 2 else (-2, -1)
+  results = d_key * spec.scale, d_value * spec.dropout_scale
+  for rows, ref, part in zip(results, gradient_refs * 2, parts, strict=False):
+    store_rows(ref, at_key, mask.zero_beyond_length(at_key, rows), part)

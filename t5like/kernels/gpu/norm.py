@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-# Entries per block, warps per block, and programs (four per multiprocessor; each writes its own sums).
-# The fastest of 18 on an H200 for 32 x 1024 rows of 1024 (layer norm, forward and backward).
-_ENTRIES, _WARPS, _PROGRAMS = 2048, 4, 528
+# Entries per block, columns of a row that a warp reads at once, warps per block, and programs (four per multiprocessor;
+# each writes its own sums).
+_ENTRIES, _PIECE, _WARPS, _PROGRAMS = 2048, 1024, 4, 528
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class NormSpec:
   @property
   def piece(self) -> int:
     """Columns per piece of a row, a power of 2: a third of 768; as a last resort the full row, masked at the end."""
-    dividing = self.width & -self.width
-    return dividing if self.width <= 8 * dividing else pl.next_power_of_2(self.width)
+    dividing, rounded = self.width & -self.width, pl.next_power_of_2(self.width)
+    return min(dividing, max(_PIECE, rounded // 8)) if self.width <= 8 * dividing else rounded
 
   @property
   def pieces(self) -> int:
@@ -74,17 +74,25 @@ def unsupported_reason(x: jax.Array) -> str | None:
   return "too many entries for 32-bit indices" if x.size >= 2**31 else None
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "spec"))  # so that all layers share one traced kernel
-def forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.dtype, spec: NormSpec) -> jax.Array:
-  """Normalizes x [rows, width]; scale, bias [width] float32."""
+@functools.partial(jax.jit, static_argnames=("dtype", "copied", "spec"))  # so that all layers share one traced kernel
+def forward(
+  x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.dtype, copied: bool, spec: NormSpec
+) -> list[jax.Array]:
+  """Normalizes x [rows, width]; scale, bias [width] float32. Returns the result and, if `copied`, a copy of x."""
   given = [x, scale] if bias is None else [x, scale, bias]
-  return spec.call(_forward_block, spec.blocks, "forward", given, jax.ShapeDtypeStruct(x.shape, dtype))
+  out_shape = [jax.ShapeDtypeStruct(x.shape, each) for each in (dtype, x.dtype)[: 1 + copied]]
+  kernel = functools.partial(_forward_block, copied=copied)
+  return spec.call(kernel, spec.blocks, "forward", given, out_shape)
 
 
-def _forward_block(x_ref, scale_ref, *refs, spec: NormSpec):
-  *bias_refs, y_ref = refs
+def _forward_block(x_ref, scale_ref, *refs, copied: bool, spec: NormSpec):
+  *bias_refs, y_ref = refs[: len(refs) - copied]
   tiles = _tiles(pl.program_id(0), spec)
-  centered, rate = _statistics(_load(x_ref, tiles), tiles, spec)
+  x = _load(x_ref, tiles)
+  for ref in refs[len(refs) - copied :]:
+    for piece, (index, inside) in zip(x, tiles, strict=True):
+      triton.store(ref.at[*index], piece.astype(ref.dtype), mask=inside)
+  centered, rate = _statistics(x, tiles, spec)
   scale, biases = _load_row(scale_ref, spec), [_load_row(ref, spec) for ref in bias_refs]
   for n, (index, inside) in enumerate(tiles):
     y = centered[n] * rate * scale[n]

@@ -61,13 +61,28 @@ class KernelSpec:
     lengths = (self.query_length, self.key_length) if self.dropout_rate else ()
     return [pl.BlockSpec((None, None, length), lambda i, h, b: (b, h, 0)) for length in lengths]
 
-  def specs(self, width: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """Returns specs of all queries, all keys, and one number per query, of a row and head; grid (block, head, row)."""
+  def specs(self, width: int) -> tuple[pl.BlockSpec, pl.BlockSpec]:
+    """Returns specs of all queries, and of one number per query, of a row and head; grid (block, head, row)."""
     return (
       pl.BlockSpec((None, self.query_length, None, width), lambda i, h, b: (b, 0, h, 0)),
-      pl.BlockSpec((None, self.key_length, None, width), lambda i, h, b: (b, 0, kv_head(h, self.group), 0)),
       pl.BlockSpec((None, None, self.query_length), lambda i, h, b: (b, h, 0)),
     )
+
+  def projections(
+    self, query: jax.Array, key: jax.Array | None, value: jax.Array | None
+  ) -> tuple[list[jax.Array], list[pl.BlockSpec]]:
+    """Returns queries, keys and values with their specs; the last array that is given holds those that are not."""
+    *apart, last = (x for x in (query, key, value) if x is not None)
+    joined = 3 - len(apart)
+    parts = [None] * len(apart) + ([None] if joined == 1 else list(range(joined)))
+
+    def spec(length: int, group: int, part: int | None) -> pl.BlockSpec:
+      at = () if part is None else (part,)
+      shape = (None, length, *(None for _ in at), None, query.shape[-1])
+      return pl.BlockSpec(shape, lambda i, h, b: (b, 0, *at, kv_head(h, group), 0))
+
+    sizes = (self.query_length, 1), (self.key_length, self.group), (self.key_length, self.group)
+    return [*apart, *[last] * joined], [spec(*size, part) for size, part in zip(sizes, parts, strict=True)]
 
   def bias_operands(self, table: jax.Array | None, blocks: Blocks, dtype, by_key: bool = False):
     """Returns the distinct bias tiles of a head, or ALiBi's slopes in units of unscaled scores, and their spec."""
@@ -125,9 +140,11 @@ def load_tile(ref, buckets: BucketSpec, shape: tuple[int, int], i: jax.Array, j:
   return triton.load(ref.at[tile_index(buckets, *shape, i, j), jnp.arange(rows)[:, None], jnp.arange(columns)[None, :]])
 
 
-def store_rows(ref, at: jax.Array, rows: jax.Array) -> None:
+def store_rows(ref, at: jax.Array, rows: jax.Array, part: int | None = None) -> None:
+  """Stores rows `at` of [length, kv], or of a part of [length, parts, kv], up to the end."""
   inside = jnp.broadcast_to((at < ref.shape[0])[:, None], rows.shape)
-  triton.store(ref.at[at[:, None], jnp.arange(ref.shape[1])[None, :]], rows.astype(ref.dtype), mask=inside)
+  index = at[:, None], *(() if part is None else (part % ref.shape[1],)), jnp.arange(ref.shape[-1])[None, :]
+  triton.store(ref.at[*index], rows.astype(ref.dtype), mask=inside)
 
 
 def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, by_key: bool = False) -> jax.Array:

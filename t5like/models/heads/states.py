@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
+from t5like.kernels.activations import ACTIVATIONS
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Dropout, dense
+from t5like.models.layers import Dropout, dense
 
 POOLINGS = ("pooler", "cls", "mean", "max", "last", "concat")
 HIDDEN = {"tanh": jnp.tanh, **ACTIVATIONS}

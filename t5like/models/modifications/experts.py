@@ -6,9 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.activations import ACTIVATIONS, activate
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import hidden_layer, kernel_init
+from t5like.models.layers import draw_mlp_dropout, input_kernels, kernel_init
 
 
 class Experts(nn.Module):
@@ -45,7 +46,8 @@ class Experts(nn.Module):
       kernel = self._kernel(name, (config.num_experts, config.embed_dim, config.mlp_dim), ("expert", "embed", "mlp"))
       return jnp.einsum("ebcd,edf->ebcf", x, kernel.astype(config.dtype))
 
-    h = hidden_layer(config, project_in, x.shape[:-1], deterministic)
+    dropout = draw_mlp_dropout(config, x.shape[:-1], deterministic)
+    h = activate(ACTIVATIONS[config.activation], [project_in(name) for name in input_kernels(config)], dropout)
     h = nn.with_logical_constraint(h, ("expert", "expert_rows", None, "mlp"))
     shape, axes = (config.num_experts, config.mlp_dim, config.embed_dim), ("expert", "mlp", "embed")
     return jnp.einsum("ebcf,efd->ebcd", h, self._kernel("wo", shape, axes, "residual").astype(config.dtype))

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
+from t5like.kernels.activations import add_bias
 from t5like.kernels.dropout import dropout
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.cache import last_tokens
 from t5like.models.embedder import Embedder
 from t5like.models.gpt import prompt_lengths
-from t5like.models.layers import add_bias
 from t5like.models.recurrent.config import AWDLSTMConfig
 from t5like.models.recurrent.lstm import LSTM, LSTMState
 from t5like.models.recurrent.streams import continued

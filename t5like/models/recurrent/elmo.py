@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
+from t5like.kernels.activations import add_bias, relu
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.kernels.lookup import look_up
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.embedder import LogitsDense
-from t5like.models.layers import Dense, Dropout, add_bias, dense, kernel_init, relu
+from t5like.models.layers import Dense, Dropout, dense, kernel_init
 from t5like.models.recurrent.characters import CharacterTable
 from t5like.models.recurrent.config import ELMoConfig
 from t5like.models.recurrent.lstm import LSTM, LSTMState, uniform

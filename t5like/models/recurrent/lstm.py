@@ -6,8 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.activations import add_bias
 from t5like.kernels.dropout import dropout
-from t5like.models.layers import Dense, add_bias
+from t5like.models.layers import Dense
 from t5like.models.recurrent.config import RecurrentConfig
 
 

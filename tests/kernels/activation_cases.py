@@ -1,0 +1,32 @@
+"""Activations with and without a gate, a bias and dropout, and their gradients by plain JAX in float32."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.dropout import DrawnDropout
+
+CASES = list(itertools.product(ACTIVATIONS, (False, True), (0.0, 0.3)))
+
+
+def inputs(gated: bool, rate: float, rows: int, columns: int, dtype=jnp.float32):
+  """Returns x, the gradient of the result, and the dropout."""
+  rng = np.random.default_rng(0)
+  x = 2.0 * rng.normal(size=(rows, columns * (1 + gated)))
+  dropout = DrawnDropout.draw((rows, columns), rate, jax.random.key(1)) if rate else None
+  return jnp.asarray(x, dtype), jnp.asarray(rng.normal(size=(rows, columns)), dtype), dropout
+
+
+def plain(name: str, x: jax.Array, dropout: DrawnDropout | None, gated: bool) -> jax.Array:
+  half = x.shape[-1] // 2
+  h = ACTIVATIONS[name](x[..., :half]) * x[..., half:] if gated else ACTIVATIONS[name](x)
+  return h if dropout is None else dropout(h)
+
+
+def plain_gradient(name: str, x: jax.Array, gradient: jax.Array, dropout, gated: bool) -> np.ndarray:
+  """Returns the gradient of x in float32."""
+  x, gradient = x.astype(jnp.float32), gradient.astype(jnp.float32)
+  return np.asarray(jax.vjp(lambda x: plain(name, x, dropout, gated), x)[1](gradient)[0])
