@@ -11,9 +11,11 @@ from t5like.kernels.gpu.activation import activation_gradient, column_sums
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_gradients_equal_plain_jax(dtype):
-  """All activations in one test: to start a process for each takes longer than they do."""
+  """All activations in one test, a gate of them with dropout: to start a process for each takes longer than they do."""
   wrong = {}
   for name, gated, rate in CASES:
+    if gated != bool(rate):
+      continue
     x, gradient, dropout = inputs(gated, rate, rows=3001, columns=700, dtype=dtype)
     act = activations._IN_KERNELS.get(activations.ACTIVATIONS[name], activations.ACTIVATIONS[name])
     got, sums = activation_gradient(act, x, gradient, gated, not gated, dropout)

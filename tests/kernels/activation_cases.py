@@ -29,4 +29,5 @@ def plain(name: str, x: jax.Array, dropout: DrawnDropout | None, gated: bool) ->
 def plain_gradient(name: str, x: jax.Array, gradient: jax.Array, dropout, gated: bool) -> np.ndarray:
   """Returns the gradient of x in float32."""
   x, gradient = x.astype(jnp.float32), gradient.astype(jnp.float32)
-  return np.asarray(jax.vjp(lambda x: plain(name, x, dropout, gated), x)[1](gradient)[0])
+  pull_back = jax.jit(lambda x, gradient: jax.vjp(lambda x: plain(name, x, dropout, gated), x)[1](gradient)[0])
+  return np.asarray(pull_back(x, gradient))

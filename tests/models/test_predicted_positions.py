@@ -47,6 +47,14 @@ def test_more_targets_than_predictions_make_the_loss_nan(bert, batch):
   assert jnp.isnan(losses(bert(nsp_head=False), batch, 0.3)[0][0])
 
 
+def test_the_gradient_of_the_states_needs_no_sort():
+  """XLA makes the sums of a scatter deterministic by sorting all their entries, unless indices are unique."""
+  hidden, weights = jnp.ones((2, 16, 4)), jnp.zeros((2, 16)).at[:, 3].set(1.0)
+  gradient = jax.grad(lambda hidden: gather_targets(hidden, weights, 0.5)[1].sum())
+  (scatter,) = (line for line in str(jax.make_jaxpr(gradient)(hidden)).split("scatter-add[")[1:])
+  assert "unique_indices=True" in scatter
+
+
 def test_as_many_targets_as_predictions_are_all_predicted():
   """Eight targets in a row of eight predictions, and nine in another; negative weights count as targets."""
   hidden = jnp.arange(32.0).reshape(2, 16, 1)
