@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
 
-from t5like.kernels.attention import Mask, RelativeBias, bias_matrix, mask_matrix
+from t5like.kernels.attention import (
+  Mask,
+  RelativeBias,
+  ShardedAxes,
+  _run_sharded,
+  attention,
+  bias_matrix,
+  mask_matrix,
+)
 from t5like.kernels.attention.relative_bias import relative_buckets
 from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.dropout import AttentionDropout
@@ -57,6 +65,33 @@ def test_one_array_of_queries_keys_and_values(name, rate):
     got, found = run(*given[:apart], jnp.stack(given[apart:], axis=2))
     np.testing.assert_array_equal(got, expected)
     jax.tree.map(np.testing.assert_array_equal, found, (*gradients[:apart], jnp.stack(gradients[apart:], axis=2)))
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_one_array_on_a_mesh(apart):
+  """Rows and heads are sharded, parts are not."""
+  *arrays, _, mask, _ = jax.tree.map(
+    lambda x: jnp.concatenate([x, x[:1]]), inputs("causal, packed, odd length", jnp.float32, heads=2, width=16)
+  )  # four rows
+  arrays = [*arrays[:apart], jnp.stack(arrays[apart:], axis=2)]
+  arrays += [None] * (3 - len(arrays))
+  expected = jax.jit(lambda *given: interpreted(*given, mask, None, 0.3))(*arrays)
+  mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  with jax.sharding.set_mesh(mesh):
+    got = jax.jit(
+      lambda *given: _run_sharded(interpreted, *given, mask, None, 0.3, None, ShardedAxes("data", "tensor"))
+    )(*arrays)
+  assert len(got.sharding.device_set) == 8
+  np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_back_end_without_the_array_takes_its_parts():
+  query, key, value, _, mask, _ = inputs("causal", jnp.float32, heads=2, width=16)
+  expected = attention(query, key, value, mask=mask, scale=0.3, backend="xla")
+  given = query, key, value
+  for apart in (0, 1):
+    arrays = [*given[:apart], jnp.stack(given[apart:], axis=2), *[None] * 2][:3]
+    np.testing.assert_array_equal(attention(*arrays, mask=mask, scale=0.3, backend="xla"), expected)
 
 
 def test_one_array_of_keys_and_values_of_groups():
