@@ -1,1 +1,1 @@
-"""Performance-critical operations: attention back ends, norms, embedding lookup, cross entropy."""
+"""Performance-critical operations: attention back ends, norms, activations, embedding lookup, cross entropy."""

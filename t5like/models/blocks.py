@@ -7,6 +7,7 @@ import jax
 
 from t5like.kernels.activations import ACTIVATIONS, activate, activate_joined, relu
 from t5like.kernels.attention import Mask
+from t5like.kernels.platform import is_single_gpu
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import (
@@ -42,8 +43,9 @@ class MLP(nn.Module):
       axes, names = ("embed", "mlp"), input_kernels(config)
       layers = [dense(config, config.mlp_dim, axes, role="branch", name=name) for name in names]
       dropout = draw_mlp_dropout(config, x.shape[:-1], deterministic)
-      gains = config.gated_mlp or (config.use_bias and act is not relu)
-      if gains and joins_products(layers, "mlp"):
+      # For the kernel of the backward pass, which also sums the bias; relu's is cheaper still.
+      has_kernel = is_single_gpu() and (config.gated_mlp or (config.use_bias and act is not relu))
+      if has_kernel and joins_products(layers, "mlp"):
         h = activate_joined(act, config.gated_mlp, *joined_product(layers, x), dropout)
       else:
         h = activate(act, [layer(x) for layer in layers], dropout)

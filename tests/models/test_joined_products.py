@@ -121,3 +121,5 @@ def test_layers_that_are_extended_have_products_of_their_own():
 def test_products_are_not_joined_across_shards(tensor, expected):
   mesh = parallel.make_mesh(parallel.MeshAxes(tensor=tensor))
   assert products(*build("GPT"), mesh=mesh) == expected
+  # The kernel of a gate is for one GPU.
+  assert products(*build("GPT", gated_mlp=True), mesh=mesh) == expected + 1

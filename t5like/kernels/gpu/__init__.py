@@ -1,1 +1,1 @@
-"""Attention and norm kernels for NVIDIA GPUs."""
+"""Kernels of attention, norms and activations for NVIDIA GPUs."""
