@@ -15,7 +15,7 @@ CASES = list(itertools.product(ACTIVATIONS, (False, True), (0.0, 0.3)))
 def inputs(gated: bool, rate: float, rows: int, columns: int, dtype=jnp.float32):
   """Returns x, the gradient of the result, and the dropout."""
   rng = np.random.default_rng(0)
-  x = 2.0 * rng.normal(size=(rows, columns * (1 + gated)))
+  x = rng.normal(size=(rows, columns * (1 + gated)))
   dropout = DrawnDropout.draw((rows, columns), rate, jax.random.key(1)) if rate else None
   return jnp.asarray(x, dtype), jnp.asarray(rng.normal(size=(rows, columns)), dtype), dropout
 

@@ -24,7 +24,7 @@ def test_the_kernel_equals_plain_jax(name, gated, rate, monkeypatch):
   act = activations._IN_KERNELS.get(ACTIVATIONS[name], ACTIVATIONS[name])
   got, sums = gpu_activation.activation_gradient(act, x, gradient, gated, not gated, dropout, interpret=True)
   expected = plain_gradient(name, x, gradient, dropout, gated)
-  np.testing.assert_allclose(got, expected, rtol=1e-5, atol=5e-5)
+  np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
   if gated:
     assert sums is None
   else:
