@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: three minutes on an H200 with 16 cores,
+# Checks kernels, train steps and decoding on this machine's NVIDIA GPU: three to four minutes on an H200 with 16 cores,
 # most of it compilation.
 #
 # usage: launch/test_gpu.sh [PYTEST_OPTION]...
