@@ -1,6 +1,4 @@
-"""Activations with and without a gate, a bias and dropout, and their gradients by plain JAX in float32."""
-
-import itertools
+"""Activations with and without a gate and dropout, and their gradients by plain JAX in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +6,6 @@ import numpy as np
 
 from t5like.kernels.activations import ACTIVATIONS
 from t5like.kernels.dropout import DrawnDropout
-
-CASES = list(itertools.product(ACTIVATIONS, (False, True), (0.0, 0.3)))
 
 
 def inputs(gated: bool, rate: float, rows: int, columns: int, dtype=jnp.float32):
