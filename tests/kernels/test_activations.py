@@ -70,6 +70,7 @@ def test_joined_equals_separate(name, gated, rate):
 
   (got, pull_back), (expected, expected_pull) = (jax.vjp(f, x, bias) for f in (joined, separate))
   np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+  np.testing.assert_array_equal(joined(x, bias), got)  # without a gradient
   np.testing.assert_allclose(got, plain(name, x + bias[None], dropout, gated), rtol=1e-6, atol=1e-6)
   for mine, theirs in zip(pull_back(gradient), expected_pull(gradient), strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
