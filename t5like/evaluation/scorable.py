@@ -24,7 +24,7 @@ _SHIPPED = ("t5like.", "seqio.", "t5.")  # beginnings of modules whose metrics h
 
 
 def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> list[str]:
-  """Returns the names of a task's scores; [] if they may depend on the examples.
+  """Returns the names of a task's scores, of its targets as answers.
 
   Raises UserError if it has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`.
   """
@@ -35,8 +35,7 @@ def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )
   check_functions(cache.scoring, modules)
-  scores = try_metrics(cache, description["task"], modules, examples).scores
-  return list(scores) if _is_shipped(cache) else []
+  return list(try_metrics(cache, description["task"], modules, examples).scores)
 
 
 def head_scores(cache: data.TokenCache) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from t5like.data import TokenCache
 from t5like.data.layouts import enclosed
 from t5like.errors import UserError
 from t5like.files.module_files import is_inside
+from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.metrics import MOVED_MODULES
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.pairing import equal
@@ -269,19 +269,13 @@ def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:
 
 
 def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
-  """Returns a text that changes with the code of the user's postprocessor and metrics; '' if there are none."""
+  """Returns a text that changes with the user's postprocessor and metrics and what they use; '' if there are none."""
   parts = []
   for entry in filter(None, (scoring["postprocessor"], *scoring["metrics"])):
     named = str(entry.get("function", "")).partition(":")[0]
     if is_inside(named, _SCORING_MODULES):
       continue
-    function = find_function(entry, modules)
-    while isinstance(function, functools.partial):
-      function = function.func
-    try:
-      parts.append(inspect.getsource(function))
-    except (OSError, TypeError):
-      parts.append(repr(entry))
+    parts.append(Closure([find_function(entry, modules)]).digest)
   return f"{json.dumps(scoring, sort_keys=True)} {parts}" if parts else ""
 
 

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ class Results:
     if not self.json.is_file():
       return []
     try:
-      return [Record(**record) for record in storage.read_json(self.json, list)]
+      return [_from_json(record) for record in storage.read_json(self.json, list)]
     except (ValueError, TypeError) as error:
       raise UserError("cannot read the earlier scores", file=self.json, because=error, try_="move it away") from None
 
@@ -78,7 +79,8 @@ class Results:
     with self._locked():
       kept = [old for old in self.records() if not old.is_same_evaluation(record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
-      write_text(self.json, json.dumps([dataclasses.asdict(r) for r in records], indent=2, ensure_ascii=False) + "\n")
+      text = json.dumps([_to_json(record) for record in records], indent=2, ensure_ascii=False, allow_nan=False)
+      write_text(self.json, f"{text}\n")
       write_text(self.csv, csv_text(records))
 
   @contextlib.contextmanager
@@ -95,6 +97,19 @@ class Results:
           "cannot write scores", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
         ) from None
       yield
+
+
+def _to_json(record: Record) -> dict[str, Any]:
+  """Returns a record for JSON, which has no NaN: null."""
+  finite = {name: value if math.isfinite(value) else None for name, value in record.scores.items()}
+  majority = {name: value if math.isfinite(value) else None for name, value in record.majority.items()}
+  return dataclasses.asdict(record) | {"scores": finite, "majority": majority}
+
+
+def _from_json(record: dict[str, Any]) -> Record:
+  read = Record(**record)
+  numbers = lambda scores: {name: math.nan if value is None else value for name, value in scores.items()}  # noqa: E731
+  return dataclasses.replace(read, scores=numbers(read.scores), majority=numbers(read.majority))
 
 
 def csv_text(records: Iterable[Record]) -> str:

@@ -146,9 +146,17 @@ class TaskShare:
 def shares(mixture: seqio.Mixture, split: str = "train") -> list[TaskShare]:
   """Returns size, rate and share of each task; a task without the split has rate 0."""
   rates = {task.name: _rate_in(mixture, task) if split in task.splits else 0.0 for task in mixture.tasks}
+  for name, rate in rates.items():
+    if not 0 <= rate < float("inf"):
+      raise UserError(f"invalid rate of task {name!r} in the mixture {mixture.name!r}: {rate:g}", expected="0 or more")
   total = sum(rates.values())
   if not total:
-    raise UserError(f"no task of the mixture {mixture.name!r} has a rate above 0 in split {split!r}")
+    known = sorted({each for task in mixture.tasks for each in task.splits})
+    raise UserError(
+      f"no task of the mixture {mixture.name!r} has a rate above 0 in split {split!r}",
+      nearest=nearest(split, known),
+      splits=", ".join(known),
+    )
   order = [name for name in mixture.rate_per_task_name if name in rates]
   tasks = {task.name: task for task in mixture.tasks}
   return [

@@ -6,6 +6,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.evaluation import scoring
 from t5like.evaluation.scoring import check_functions, find_metrics, score_answers, try_on_targets
+from t5like.tasks.caching.code_closure import _stable_repr
 from t5like.tasks.metrics.values import Answers, Metric, as_number, compute
 
 ANSWERS = Answers(["a", "b"], ["a", "c"], target_scores=[-1.0, -3.0], prediction_scores=[-0.5, -2.0])
@@ -101,6 +102,13 @@ def upper(text, example, is_target):
 ROWS = [{"targets_pretokenized": "a", "inputs_pretokenized": "?"}, {"targets_pretokenized": "b"}]
 
 
+ENDING = "!"
+
+
+def shout(text, example, is_target):
+  return text.upper() + ENDING
+
+
 def own(name, **more):
   return {"function": f"{__name__}:{name}", "keywords": more.pop("keywords", {}), **more}
 
@@ -130,8 +138,22 @@ def test_metric_objects_are_rejected():
     check_functions({"postprocessor": None, "metrics": [], "refused": "its metric_objs (PassthroughLegacyMetric)"}, [])
 
 
-def test_the_code_of_the_users_functions_is_part_of_an_evaluations_identity():
+def test_the_code_of_the_users_functions_is_part_of_an_evaluations_identity(monkeypatch):
   ours = {"postprocessor": None, "metrics": [{"function": "t5like.tasks.metrics:accuracy", "keywords": {}}]}
   assert scoring.scoring_identity(ours, []) == ""
-  users = {"postprocessor": own("upper"), "metrics": []}
-  assert "return text.upper()" in scoring.scoring_identity(users, [__name__])
+  users = {"postprocessor": own("shout"), "metrics": []}
+  before = scoring.scoring_identity(users, [__name__])
+  assert before == scoring.scoring_identity(users, [__name__])
+  monkeypatch.setitem(globals(), "ENDING", "?")  # a constant that it reads
+  changed = scoring.scoring_identity(users, [__name__])
+  monkeypatch.setitem(globals(), "shout", upper)
+  assert len({before, changed, scoring.scoring_identity(users, [__name__])}) == 3
+
+
+def test_constants_in_sets_have_an_order():
+  """That of strings differs from process to process: an unchanged task would look edited."""
+  words = [f"word{n}" for n in range(50)]
+  assert _stable_repr(set(words)) == _stable_repr(set(reversed(words))) == _stable_repr(frozenset(sorted(words)))
+  assert _stable_repr(({"b", "a"}, [{"c"}])) == "({'a', 'b'}, [{'c'}])"
+  for value in ((1,), (), [1, (2, "x")], {"a": [1], "b": {}}, None, 1.5):
+    assert _stable_repr(value) == repr(value)

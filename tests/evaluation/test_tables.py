@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import threading
 
 import pytest
@@ -45,6 +46,16 @@ def test_averages_as_published():
     "average of 2 tasks"
   ]
   assert averages({"squad": {"em": 80.0, "f1": 88.0}}) == {}
+
+
+def test_scores_that_are_not_numbers_are_valid_json(tmp_path):
+  results = Results(tmp_path)
+  results.add(dataclasses.replace(RECORD, scores={"loss": float("nan"), "accuracy": 1.0}, majority={"x": float("inf")}))
+  (stored,) = json.loads(results.json.read_text(), parse_constant=pytest.fail)
+  assert stored["scores"] == {"loss": None, "accuracy": 1.0} and stored["majority"] == {"x": None}
+  (read,) = results.records()
+  assert math.isnan(read.scores["loss"]) and read.scores["accuracy"] == 1.0
+  results.add(dataclasses.replace(RECORD, step=20))  # writes both
 
 
 def test_records_are_stored_and_replaced(tmp_path):

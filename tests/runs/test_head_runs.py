@@ -205,6 +205,10 @@ def _check_methods(task, model):
     found = model.answer("which city ?", "the sea was calm and a ship came from Berlin a ship")
     assert found.answer == "Berlin" and 0 < found.probability <= 1 and found.score > found.null_score
     assert [a.answer for a in model.answer(["which city ?"] * 2, "a ship came Berlin far")] == ["Berlin"] * 2
+    with pytest.raises(UserError, match="1 questions but 2 passages"):
+      model.answer("which city ?", ["a ship", "Berlin"])
+    with pytest.raises(UserError, match="not a text: None"):
+      model.answer("which city ?", None)
     _check_threshold(model)
 
 

@@ -155,6 +155,15 @@ def test_an_unknown_size_must_be_given(corpora, tmp_path):
     shares(mixture)
 
 
+def test_impossible_rates_and_splits_are_named(corpora):
+  mixture = seqio.MixtureRegistry.add("negative", [("mixed_a", -1.0), ("mixed_b", 3)])
+  with pytest.raises(UserError, match="invalid rate of task 'mixed_a' in the mixture 'negative': -1"):
+    shares(mixture)
+  register_mixture("misspelled_split", ["mixed_a", "mixed_b"], "equal")
+  with pytest.raises(UserError, match="nearest +train"):
+    shares(seqio.MixtureRegistry.get("misspelled_split"), "trian")
+
+
 def test_a_source_without_files_is_named(tmp_path):
   features = {"targets": registry.default_features()["targets"]}
   source = seqio.TextLineDataSource({"train": str(tmp_path / "none*.txt")})

@@ -11,6 +11,7 @@ from t5like.inference.heads.jobs import Labeling
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.jobs import Limits
 from t5like.inference.results import Label, Labels, SpanAnswer, Tag
+from t5like.inference.rows import listed
 
 _BATCH = 32
 Texts = str | Sequence[str]
@@ -80,9 +81,11 @@ class HeadMethods:
     elif unanswerable and threshold is None and self.no_answer_threshold is None:
       threshold = 0.0
     job = self._labeling("answer", ("spans",), False, no_answer_threshold=threshold)
-    count = 1 if isinstance(questions, str) else len(questions)
-    each = [passages] * count if isinstance(passages, str) else list(passages)
-    answers = self._answers(job, questions, batch_size, [{"passage": passage} for passage in each])
+    asked = listed(questions)
+    each = [passages] * len(asked) if isinstance(passages, str) else listed(passages)
+    if len(each) != len(asked):
+      raise UserError(f"{len(asked)} questions but {len(each)} passages", expected="one each, or one for all questions")
+    answers = self._answers(job, asked, batch_size, [{"passage": passage} for passage in each])
     found = [SpanAnswer(**answer) for answer in answers]
     return found[0] if isinstance(questions, str) else found
 

@@ -70,7 +70,7 @@ class Closure:
     self._note(function)
     for name, value in _used(function):
       if _is_plain(value):
-        self._parts[f"{function.__module__}.{function.__qualname__}:{name}"] = repr(value)
+        self._parts[f"{function.__module__}.{function.__qualname__}:{name}"] = _stable_repr(value)
       self._walk(value)
 
   def _note(self, code: Any) -> None:
@@ -108,6 +108,19 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
       yield name, value
   yield from zip(function.__code__.co_freevars, _cells(function), strict=False)
   yield "defaults", (function.__defaults__, function.__kwdefaults__)
+
+
+def _stable_repr(value: Any) -> str:
+  """Returns `repr`, but with sets in order: that of strings differs from process to process."""
+  if isinstance(value, set | frozenset):
+    return f"{{{', '.join(sorted(map(_stable_repr, value)))}}}"
+  if isinstance(value, tuple):
+    return f"({', '.join(map(_stable_repr, value))}{',' * (len(value) == 1)})"
+  if isinstance(value, list):
+    return f"[{', '.join(map(_stable_repr, value))}]"
+  if isinstance(value, dict):
+    return f"{{{', '.join(f'{_stable_repr(k)}: {_stable_repr(v)}' for k, v in value.items())}}}"
+  return repr(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -219,7 +219,8 @@ def write_error(path: Path, error: OSError) -> RunError:
 
 def glossary_text() -> str:
   lines = [f"- `{name}`: {meaning}" for name, meaning in GLOSSARY.items()]
-  return "\n".join(["# Metrics in metrics.jsonl and TensorBoard", "", *lines]) + "\n"
+  means = "Training scores are means over the steps since the previous row; after a restart, since the checkpoint."
+  return "\n".join(["# Metrics in metrics.jsonl and TensorBoard", "", means, "", *lines]) + "\n"
 
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from t5like.files import storage
 from t5like.training.guards.run_lock import LOCK
 
 CONFIG = "config.gin"
+CHECKPOINTS = "checkpoints"
 RUN_CARD = "run_card.txt"
 RUN_CARD_DATA = "run_card.json"
 SUPERVISOR = "supervisor"  # .jsonl: the supervisor's decisions
@@ -21,9 +22,7 @@ def check_model_dir(path: str | Path) -> Path:
   folder = storage.as_path(path).absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
-  # A run that was killed before it wrote its configuration leaves its lock, an unfinished file and a supervisor log.
-  ours = (LOCK, SUPERVISOR, f"{CONFIG}.")
-  found = sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)) if folder.is_dir() else []
+  found = sorted(path.name for path in folder.iterdir() if not _is_left_by_killed_run(path)) if folder.is_dir() else []
   if found and CONFIG not in found:
     raise UserError(
       f"MODEL_DIR has other files: {folder}",
@@ -42,6 +41,13 @@ def check_model_dir(path: str | Path) -> Path:
   except OSError as error:
     raise UserError(f"MODEL_DIR cannot be written: {folder}", because=f"{existing}: {error.strerror}") from None
   return folder
+
+
+def _is_left_by_killed_run(path: Path) -> bool:
+  """Whether a run that was killed before it wrote its configuration leaves such a file or folder."""
+  if path.name == CHECKPOINTS:
+    return path.is_dir() and not any(path.iterdir())
+  return path.name.startswith((LOCK, SUPERVISOR, f"{CONFIG}."))
 
 
 def write_text(path: Path, text: str) -> None:

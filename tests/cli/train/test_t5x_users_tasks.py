@@ -130,6 +130,9 @@ def test_all_three_kinds_of_metrics_are_computed_in_training_and_by_eval(t5like,
   scores = {name: float(value) for name, value in re.findall(r"(exact|mean_score|confidence) (-?[\d.]+)", out)}
   assert scores == pytest.approx({name: row[name] for name in scores}, abs=0.006) and len(scores) == 3
   assert json.loads(open("run/predictions/pairs-validation-2.jsonl").readline())["target"] == "0 is it"
+  error = train("pairs", "--gin.EARLY_STOPPING.metric=eval/pairs/exakt", model_dir="second", status=2).stderr
+  assert "EARLY_STOPPING.metric = 'eval/pairs/exakt' is not computed" in error and "eval/pairs/exact" in error
+  assert not os.path.exists("second")
 
 
 @pytest.mark.slow

@@ -30,6 +30,15 @@ def test_foreign_directories_are_refused(tmp_path):
     check_model_dir(tmp_path)
 
 
+def test_a_run_killed_before_its_configuration_starts_again(tmp_path):
+  for name in ("checkpoints", "trainer.lock"):
+    (tmp_path / name).mkdir()
+  assert check_model_dir(tmp_path) == tmp_path
+  (tmp_path / "checkpoints/10").mkdir()
+  with pytest.raises(UserError, match="has other files"):
+    check_model_dir(tmp_path)
+
+
 def test_the_first_signal_is_recorded_and_the_second_takes_effect():
   with Interruption() as interruption:
     assert not interruption.requested
