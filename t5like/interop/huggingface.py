@@ -29,7 +29,12 @@ from t5like.interop.layouts import (
   unstack_layers,
 )
 from t5like.interop.mapping import ImportReport, Rule, check_complete, export_tensors, import_tensors
-from t5like.interop.sentence_modules import is_sentence_folder, read_sentence_folder, write_sentence_modules
+from t5like.interop.sentence_modules import (
+  encoder_folder,
+  is_sentence_folder,
+  read_sentence_folder,
+  write_sentence_modules,
+)
 from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, ELECTRA, GPT, T5, SpanBERT, TransformerConfig
 from t5like.models.heads import WithHead, attach_head
@@ -87,6 +92,8 @@ def load(folder: Path | str, **changes: object) -> Imported:
   sentence = read_sentence_folder(folder) if is_sentence_folder(folder) else None
   folder = sentence.transformer if sentence else folder
   hf, tensors = read_config(folder), TensorFolder(folder)
+  if sentence is None and hf["model_type"] in hf_t5.MODEL_TYPES and _is_encoder(hf):
+    sentence = encoder_folder(folder)
   family, model_class = FAMILIES[hf["model_type"]]
   head = None if sentence else find_head(hf)
   prefix = family.PREFIX if head is None else head.prefix
@@ -228,6 +235,11 @@ def _full_names(family: ModuleType, hf: Mapping, head: HeadClass | None) -> Call
   prefix = family.PREFIX if head is None else head.prefix
   outside = family.OUTSIDE if head is None else tuple(f"{layer}." for layer in head.layers)
   return lambda tensor: tensor if tensor.startswith(outside) else prefix + tensor
+
+
+def _is_encoder(hf: Mapping) -> bool:
+  """Whether a folder holds an encoder alone, as T5EncoderModel does."""
+  return any(str(name).endswith("EncoderModel") for name in hf.get("architectures") or ())
 
 
 def _sentence_fields(hf: Mapping) -> dict:

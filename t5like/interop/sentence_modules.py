@@ -85,6 +85,11 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
   return SentenceFolder(folder / place, EmbeddingHead(**settings | _text_settings(folder, folder / place)), params)
 
 
+def encoder_folder(folder: Path) -> SentenceFolder:
+  """Reads the folder of an encoder alone as sentence-transformers does: pooled by the mean."""
+  return SentenceFolder(folder, EmbeddingHead(**_text_settings(folder, folder)), {})
+
+
 def _modules(folder: Path) -> list[tuple[str, str]]:
   """Returns the class and the folder of each module."""
   try:

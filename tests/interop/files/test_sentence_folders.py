@@ -54,6 +54,19 @@ def test_what_is_written_loads_there(name, tmp_path):
   np.testing.assert_allclose(library.SentenceTransformer(str(tmp_path / "hf")).encode(texts), vectors, atol=1e-5)
 
 
+def test_an_encoder_alone_embeds_with_the_mean(tmp_path):
+  """A T5EncoderModel without modules.json: their dense layer and norm of its vectors are those of the whole folder."""
+  texts, vectors = golden("t5")
+  folder = copied("t5", tmp_path)
+  (folder / "modules.json").unlink()
+  model = t5like.load(folder)
+  whole = read_sentence_folder(GOLDEN / "t5")
+  expected = model.embed([whole.head.prompt + texts[0]]) @ whole.params["head/dense/kernel"]
+  np.testing.assert_allclose(expected / np.linalg.norm(expected), vectors[:1], atol=1e-5)
+  with pytest.raises(UserError, match="cannot generate text"):
+    model.generate("a")
+
+
 def test_older_folders(tmp_path):
   """Flags for poolings, length and case in sentence_bert_config.json, the transformer in its own folder, dropout."""
   texts, vectors = golden("bert")
