@@ -129,6 +129,8 @@ def test_metrics_that_no_evaluation_computes_are_refused_at_the_start(t5like, fi
   run = [*finetune, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=4", "--gin.KEEP.best=1"]
   refused = t5like(*run, "--gin.KEEP.metric=eval/snly/accuracy", status=2).stderr
   assert "KEEP.metric = 'eval/snly/accuracy' is not computed" in refused and "eval/snli/accuracy" in refused
+  assert "beams=-4 is invalid" in t5like(*run[:-1], "--gin.DECODING={'beams': -4}", status=2).stderr
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
