@@ -24,7 +24,7 @@ _SHIPPED = ("t5like.", "seqio.", "t5.")  # beginnings of modules whose metrics h
 
 
 def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> list[str]:
-  """Returns the names of a task's scores, of its targets as answers.
+  """Returns the names of a task's scores, found with its targets as answers.
 
   Raises UserError if it has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`.
   """

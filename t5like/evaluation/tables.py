@@ -22,6 +22,7 @@ from t5like.files import storage
 from t5like.files.locks import LockHeld, hold
 from t5like.tasks.metrics import benchmarks as benchmark_scores
 from t5like.training.checkpoints.folders import PARAMS
+from t5like.training.records.metrics import json_numbers
 from t5like.training.records.model_dir import write_text
 
 FOLDER = "evaluations"
@@ -100,10 +101,8 @@ class Results:
 
 
 def _to_json(record: Record) -> dict[str, Any]:
-  """Returns a record for JSON, which has no NaN: null."""
-  finite = {name: value if math.isfinite(value) else None for name, value in record.scores.items()}
-  majority = {name: value if math.isfinite(value) else None for name, value in record.majority.items()}
-  return dataclasses.asdict(record) | {"scores": finite, "majority": majority}
+  numbers = {"scores": json_numbers(record.scores), "majority": json_numbers(record.majority)}
+  return dataclasses.asdict(record) | numbers
 
 
 def _from_json(record: dict[str, Any]) -> Record:

@@ -95,7 +95,7 @@ def activate_joined(
 def _joined_forward(act, gated, x, bias, dropout):
   x = x if bias is None else add_bias(x, bias)
   x = _unfused(x) if gated else x
-  return _drop(_gate(act, x) if gated else act(x), dropout), (x, bias, dropout)
+  return _hidden(act, gated, x, dropout), (x, bias, dropout)
 
 
 def _joined_backward(act, gated, residuals, gradient):
@@ -107,7 +107,7 @@ def _joined_backward(act, gated, residuals, gradient):
     d_x, sums = activation_gradient(_IN_KERNELS.get(act, act), *rows, gated, bias is not None and not gated, dropout)
     d_x = d_x.reshape(x.shape)
   else:
-    (d_x,) = jax.vjp(lambda x: _drop(_gate(act, x) if gated else act(x), dropout), x)[1](gradient)
+    (d_x,) = jax.vjp(lambda x: _hidden(act, gated, x, dropout), x)[1](gradient)
     sums = None
   if bias is None:
     return d_x, None, None
@@ -117,9 +117,9 @@ def _joined_backward(act, gated, residuals, gradient):
 activate_joined.defvjp(_joined_forward, _joined_backward)
 
 
-def _gate(act: Activation, x: jax.Array) -> jax.Array:
+def _hidden(act: Activation, gated: bool, x: jax.Array, dropout: DrawnDropout | None) -> jax.Array:
   half = x.shape[-1] // 2
-  return act(x[..., :half]) * x[..., half:]
+  return _drop(act(x[..., :half]) * x[..., half:] if gated else act(x), dropout)
 
 
 def _drop(h: jax.Array, dropout: DrawnDropout | None) -> jax.Array:

@@ -15,8 +15,8 @@ def norm(
   """Normalizes x [..., width]: layer norm if `centered`, else RMS norm; returns `dtype`.
 
   with_input   also returns x for the residual connection: on a GPU one kernel then adds both gradients
-  overwritten  of that x: the product that adds to it does so in place, and the backward pass has a copy that the kernel
-               writes on the way; XLA would read x once more to copy it
+  overwritten  a product will add to that x in place: for the backward pass, the kernel writes a copy of x while it has
+               it, where XLA would read x once more
   """
   if _has_kernel(x):
     return _on_gpu(x, *_to_float32(scale, bias), epsilon, centered, dtype, with_input, overwritten, False)

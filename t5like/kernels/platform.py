@@ -47,7 +47,7 @@ def determinism_required() -> bool:
 
 
 def is_single_gpu() -> bool:
-  """Whether kernels that the partitioner cannot split run: on one GPU."""
+  """Whether there is one GPU, so that kernels run which the partitioner cannot split."""
   return target_platform() == "gpu" and jax.sharding.get_abstract_mesh().size <= 1 and has_pallas_triton()
 
 

@@ -135,7 +135,7 @@ def predictions_per_row(share: float, length: int) -> int:
 def gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
   """Returns positions [batch, predictions] that include all targets, and the hidden states at them."""
   positions, fits = target_positions(weights, share)
-  # Unique positions have a gradient that XLA need not make deterministic, for which it would sort all its entries.
+  # Positions are unique: no sum in the gradient depends on an order. Otherwise XLA would sort all its entries.
   states = jax.vmap(lambda row, at: row.at[at].get(unique_indices=True, mode="promise_in_bounds"))(hidden, positions)
   return positions, jnp.where(fits, states, jnp.asarray(jnp.nan, states.dtype))
 

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.dropout import DrawnDropout, kept
+from t5like.kernels.gpu.programs import run_programs
 
 # Rows and columns of a tile, warps per program, and programs (eight per multiprocessor). The fastest of 8 on an H200
 # for a gelu of 32,768 rows of 4,096 and a gate of 65,536 rows of 2,048.
@@ -44,17 +45,8 @@ class ActivationSpec:
     return [jax.ShapeDtypeStruct((self.grid[1], self.columns), jnp.float32)] if self.summed else []
 
   def call(self, kernel: Callable, name: str, arguments: list[jax.Array], out_shape: list[jax.ShapeDtypeStruct]):
-    full_spec = lambda x: pl.BlockSpec(x.shape, lambda i, j: (0,) * len(x.shape))  # noqa: E731
-    return pl.pallas_call(
-      functools.partial(kernel, spec=self),
-      grid=self.grid,
-      in_specs=[full_spec(x) for x in arguments],
-      out_specs=[full_spec(x) for x in out_shape],
-      out_shape=out_shape,
-      compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=2),
-      interpret=self.interpret,
-      name=f"t5like_{name}",
-    )(*arguments)
+    kernel = functools.partial(kernel, spec=self)
+    return run_programs(kernel, self.grid, _WARPS, arguments, out_shape, name, self.interpret)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))

@@ -185,7 +185,10 @@ def _key_block(
 
   zeros = jnp.zeros(key.shape, jnp.float32)
   d_key, d_value = mask.over_queries(j, visit, (zeros, zeros))
-  parts = (None, None) if len(gradient_refs) == 2 else (-2, -1)
-  results = d_key * spec.scale, d_value * spec.dropout_scale
-  for rows, ref, part in zip(results, gradient_refs * 2, parts, strict=False):
+  if len(gradient_refs) == 2:
+    places = [(ref, None) for ref in gradient_refs]
+  else:  # the last two parts of one array
+    parts = gradient_refs[0].shape[1]
+    places = [(*gradient_refs, parts - 2), (*gradient_refs, parts - 1)]
+  for (ref, part), rows in zip(places, (d_key * spec.scale, d_value * spec.dropout_scale), strict=True):
     store_rows(ref, at_key, mask.zero_beyond_length(at_key, rows), part)

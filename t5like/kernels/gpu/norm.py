@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.gpu.programs import run_programs
+
 # Entries per block, columns of a row that a warp reads at once, warps per block, and programs (two per multiprocessor;
 # each writes its own sums). The fastest of 8 on an H200 for 65,536 rows of 768 (RMS norm) and 32,768 of 1,024 (layer
 # norm), forward and backward.
@@ -53,17 +55,8 @@ class NormSpec:
     return pl.cdiv(self.rows, self.block)
 
   def call(self, kernel, programs: int, name: str, arguments, out_shape):
-    full_spec = lambda x: pl.BlockSpec(x.shape, lambda i: (0,) * len(x.shape))  # noqa: E731
-    return pl.pallas_call(
-      functools.partial(kernel, spec=self),
-      grid=(programs,),
-      in_specs=jax.tree.map(full_spec, list(arguments)),
-      out_specs=jax.tree.map(full_spec, out_shape),
-      out_shape=out_shape,
-      compiler_params=triton.CompilerParams(num_warps=self.warps, num_stages=2),
-      interpret=self.interpret,
-      name=f"t5like_norm_{name}",
-    )(*arguments)
+    kernel = functools.partial(kernel, spec=self)
+    return run_programs(kernel, (programs,), self.warps, arguments, out_shape, f"norm_{name}", self.interpret)
 
 
 def unsupported_reason(x: jax.Array) -> str | None:

@@ -143,7 +143,7 @@ def load_tile(ref, buckets: BucketSpec, shape: tuple[int, int], i: jax.Array, j:
 def store_rows(ref, at: jax.Array, rows: jax.Array, part: int | None = None) -> None:
   """Stores rows `at` of [length, kv], or of a part of [length, parts, kv], up to the end."""
   inside = jnp.broadcast_to((at < ref.shape[0])[:, None], rows.shape)
-  index = at[:, None], *(() if part is None else (part % ref.shape[1],)), jnp.arange(ref.shape[-1])[None, :]
+  index = at[:, None], *(() if part is None else (part,)), jnp.arange(ref.shape[-1])[None, :]
   triton.store(ref.at[*index], rows.astype(ref.dtype), mask=inside)
 
 

@@ -19,9 +19,8 @@ from typing import Any
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.training.records.model_dir import CHECKPOINTS
+from t5like.training.records.model_dir import CHECKPOINTS as FOLDER
 
-FOLDER = CHECKPOINTS
 PARAMS, TRAINING, METADATA = "params", "training", "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _REMOVING = "removing-"

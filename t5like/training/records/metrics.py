@@ -157,6 +157,11 @@ class MetricWriter:
       writer.close()
 
 
+def json_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
+  """Returns values with null for NaN and infinities, which JSON does not have; every parser reads null."""
+  return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
 class _JsonLines:
   """Passes every row to the operating system in `write`, so that a killed process loses none; to a store at `flush`."""
 
@@ -165,9 +170,7 @@ class _JsonLines:
     self._file = storage.open_append(path, content)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-    # JSON has no NaN; every parser reads null.
-    finite = {k: (v if math.isfinite(v) else None) for k, v in values.items()}
-    row = json.dumps({"step": step, "kind": kind, **finite}).encode() + b"\n"
+    row = json.dumps({"step": step, "kind": kind, **json_numbers(values)}).encode() + b"\n"
     with _raise_write_errors(self._path):
       while row:
         row = row[self._file.write(row) :]
