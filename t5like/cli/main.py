@@ -28,7 +28,6 @@ COMMANDS = {
   "convert": "import or export Hugging Face and T5X checkpoints; translate T5X gin files",
 }
 
-BAD_INPUT = UserError.status
 INTERRUPTED = 130  # the status of Ctrl-C in a shell
 
 

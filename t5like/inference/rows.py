@@ -20,7 +20,6 @@ from t5like.experiments.token_caches import CachedTask
 from t5like.vocabularies import Vocabulary
 
 STDIN = "-"
-FORMATS = ("text", "jsonl")
 TEXT_FIELD = "inputs"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
