@@ -10,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from t5like.cli.options import add_task_modules, task_modules
+from t5like.errors import UserError
 from t5like.tasks.quiet_start import load_seqio
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   from t5like.objectives import CATALOGUE, find_objective
+  from t5like.vocabularies import load_vocabulary
 
   if modules := task_modules(args):
     load_seqio()
@@ -39,9 +41,16 @@ def run(args: argparse.Namespace) -> int:
 
     registry.import_modules(modules)
   print(f"text      {args.text}")
-  for name in CATALOGUE if args.objective == "all" else [args.objective]:
+  load_vocabulary(args.vocabulary or "t5")  # raises here if there is none
+  every = args.objective == "all"
+  for name in CATALOGUE if every else [args.objective]:
     print()
-    _print_objective(name, find_objective(name), args)
+    try:
+      _print_objective(name, find_objective(name), args)
+    except UserError as error:  # such as a vocabulary without a mask
+      if not every:
+        raise
+      print(f"{name}  {error.what}")
   return 0
 
 

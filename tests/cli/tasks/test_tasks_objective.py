@@ -23,6 +23,14 @@ def test_all_are_shown(t5like):
   assert [line.split()[0] for line in out.splitlines() if line and line[0] != " "][1:] == list(CATALOGUE)
 
 
+def test_those_that_a_vocabulary_cannot_serve_say_so(t5like):
+  out = t5like("tasks", "objective", "all", "--vocabulary=t5").stdout
+  assert [line.split()[0] for line in out.splitlines() if line and line[0] != " "][1:] == list(CATALOGUE)
+  assert "bert_mlm  masked_lm needs [CLS] and [SEP]; the vocabulary has none" in out
+  result = t5like("tasks", "objective", "bert_mlm", "--vocabulary=t5", status=2)
+  assert "needs [CLS]" in result.stderr
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("name", "inputs", "targets"),
