@@ -28,9 +28,9 @@ class ActivationSpec:
 
   rows: int
   columns: int
+  summed: bool
   act: Callable[[jax.Array], jax.Array] | None = None
   gated: bool = False
-  summed: bool = False
   dropout_rate: float = 0.0
   interpret: bool = False
 
@@ -66,7 +66,7 @@ def activation_gradient(
   gated  of dropout(act(x[:, :columns]) * x[:, columns:])
   """
   rate = 0.0 if dropout is None else dropout.rate
-  spec = ActivationSpec(*gradient.shape, act, gated, summed, rate, interpret)
+  spec = ActivationSpec(*gradient.shape, summed, act, gated, rate, interpret)
   bits = [] if dropout is None else [dropout.row_bits.reshape(-1), dropout.column_bits]
   out_shape = [jax.ShapeDtypeStruct(x.shape, x.dtype), *spec.sums]
   d_x, *sums = spec.call(_gradient_block, "activation_gradient", [x, gradient, *bits], out_shape)
