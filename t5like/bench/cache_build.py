@@ -19,11 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from t5like.errors import UserError
+from t5like.errors import RunError, UserError
 
 _TASK = "bench_text"
 _FILES = 8
 _WORDS = (100, 600)  # of a document
+_SHOWN = 1000  # last characters of what a command that failed has printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,8 @@ def measure_builds(settings: CacheBench) -> Iterator[BuildRate | str]:
     yield _rate("seqio's cache_tasks, with Beam", [*seqio, f"--pipeline_options={options}"], folder)
 
 
-def _rate(name: str, line: Sequence[str], folder: Path) -> BuildRate | str:
-  """Runs a command on almost no text and on all; returns the difference, or why it failed."""
+def _rate(name: str, line: Sequence[str], folder: Path) -> BuildRate:
+  """Runs a command on almost no text and on all; returns the difference."""
   times, tokens = {}, 0
   out = "--output_cache_dir" if line[0].startswith("seqio") else "--out"
   for text in ("start", "all"):
@@ -95,7 +96,8 @@ def _rate(name: str, line: Sequence[str], folder: Path) -> BuildRate | str:
       capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-      return f"  {name}: failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1][:300]}"
+      printed = done.stderr.strip() or done.stdout.strip()
+      raise RunError(f"{name} failed", because=printed[max(printed.rfind("error: "), len(printed) - _SHOWN, 0) :])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     times[text] = (cpu, time.monotonic() - began)

@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     import_module(module, "--task_modules")
   data = read_exports(exported) if exported else read_sweep(sweep_dir)
   if export:
-    write_export(export, data)
+    with storage.write_errors("the export", file=export):
+      write_export(export, data)
     print(f"exported {len(data.results)} runs to {export}")
   if exported and not output and not export:
     raise UserError("--from requires --output", try_="--output=DIR")
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
   if output:
     summary = summarize(compare(data))
     print("\n".join([summary.scope, *(f"- {text}" for text in (*summary.findings, *summary.missing))]))
-    print("report", *write_report(data, output, assumptions), sep="\n  ")
+    with storage.write_errors("the report", folder=output, try_="--output=DIR, another folder"):
+      files = write_report(data, output, assumptions)
+    print("report", *files, sep="\n  ")
   return 0
 
 

@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -311,6 +312,8 @@ def _check(args: argparse.Namespace) -> None:
   for name, least in (("show", 0), ("resamples", 1)):
     if getattr(args, name) < least:
       raise UserError(f"invalid --{name}={getattr(args, name)}", expected=f"at least {least}")
+  if args.steps is not None and not re.fullmatch(r"all|[\d_]+(,[\d_]+)*", args.steps):
+    raise UserError(f"invalid --steps={args.steps}", expected="all, or steps such as 1000,2000")
   loss = args.loss or args.text
   for name, needs, satisfied in (
     ("squad_file", "--submit=squad", args.submit == "squad"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from t5like.errors import UserError
@@ -38,6 +41,31 @@ def read_experiment(args: argparse.Namespace) -> Experiment:
 
 def gin_search_paths(args: argparse.Namespace) -> list[str]:
   return [path for given in args.gin_search_paths for path in given.split(",") if path]
+
+
+def at_least(least: int) -> Callable[[str], int]:
+  """Returns the type of an option that is a whole number."""
+
+  def read(text: str) -> int:
+    try:
+      number = int(text)
+    except ValueError:
+      number = least - 1
+    if number < least:
+      raise argparse.ArgumentTypeError(f"invalid value: {text!r} (expected a whole number of at least {least})")
+    return number
+
+  return read
+
+
+def add_peer_python(parser: argparse.ArgumentParser) -> None:
+  def find(text: str) -> str:
+    if (program := shutil.which(os.path.expanduser(text))) is None:
+      raise argparse.ArgumentTypeError(f"no such program: {text}")
+    return program
+
+  help_ = "Python interpreter with torch (default: this one)"
+  parser.add_argument("--peer_python", metavar="PYTHON", type=find, help=help_)
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,16 +15,8 @@ FILE = "mixture.json"
 def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
   """Writes the rates of a mixture's tasks atomically."""
   text = json.dumps({"rates": dict(rates)}, indent=1) + "\n"
-  try:
-    if storage.is_remote(folder):
-      (folder / FILE).write_text(text)
-      return
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{FILE}.{os.getpid()}"
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(folder / FILE)
-  except OSError as error:
-    raise UserError("cannot write the mixture", folder=folder, because=error.strerror) from error
+  with storage.write_errors("the mixture", folder=folder):
+    storage.write_atomic(folder / FILE, text)
 
 
 def read_mixture(folder: Path, rebuild_command: str) -> dict[str, float] | None:

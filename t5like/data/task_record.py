@@ -30,11 +30,8 @@ class TaskRecord:
 
   def write(self, folder: Path) -> None:
     text = json.dumps(dataclasses.asdict(self), indent=1) + "\n"
-    try:
-      folder.mkdir(parents=True, exist_ok=True)
+    with storage.write_errors("the task record", folder=folder):
       storage.write_atomic(folder / FILE, text)
-    except OSError as error:
-      raise UserError("cannot write the task record", folder=folder, because=error.strerror) from error
 
 
 def read_record(folder: Path) -> TaskRecord | None:

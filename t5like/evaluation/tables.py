@@ -47,8 +47,15 @@ class Record:
   identity: dict[str, Any] | None = None  # how it was evaluated, by setting; None: written by an earlier version
 
   def is_same_evaluation(self, other: Record) -> bool:
-    """Whether both are of the same evaluation. Records without identity are compared by the text of settings."""
-    for name in ("step", "checkpoint", "task", "split", "data"):
+    """Whether both are of the same evaluation of the same checkpoint."""
+    return self.checkpoint == other.checkpoint and self.is_replaced_by(other)
+
+  def is_replaced_by(self, other: Record) -> bool:
+    """Whether `other` is of the same evaluation, perhaps of a checkpoint that was written again.
+
+    Records without identity are compared by the text of settings.
+    """
+    for name in ("step", "task", "split", "data"):
       if getattr(self, name) != getattr(other, name):
         return False
     if self.identity is None or other.identity is None:
@@ -78,11 +85,11 @@ class Results:
   def add(self, record: Record) -> None:
     """Stores a record; replaces one of the same evaluation."""
     with self._locked():
-      kept = [old for old in self.records() if not old.is_same_evaluation(record)]
+      kept = [old for old in self.records() if not old.is_replaced_by(record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       text = json.dumps([_to_json(record) for record in records], indent=2, ensure_ascii=False, allow_nan=False)
-      write_text(self.json, f"{text}\n")
       write_text(self.csv, csv_text(records))
+      write_text(self.json, f"{text}\n")  # last: an evaluation that is killed before is repeated, and both are written
 
   @contextlib.contextmanager
   def _locked(self) -> Iterator[None]:

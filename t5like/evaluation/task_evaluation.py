@@ -99,10 +99,8 @@ def write_predictions(
     slug = re.sub(r"[^\w.]+", "_", others)[:80]
     path = path.with_name(f"{path.stem}-{slug}-{zlib.crc32(others.encode()):08x}.jsonl")
   if jax.process_index() == 0:
-    try:
+    with storage.write_errors("the answers", file=path, try_="--out=DIR"):
       result.write(path, evaluation_set.data)
-    except OSError as error:
-      raise UserError("cannot write the answers", file=path, because=error.strerror, try_="--out=DIR") from None
   return path
 
 

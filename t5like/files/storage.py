@@ -143,6 +143,15 @@ def is_plain_name(name: Any) -> bool:
   return isinstance(name, str) and 0 < len(name) <= 255 and name not in (".", "..") and not set("/\\\0") & set(name)
 
 
+@contextlib.contextmanager
+def write_errors(what: str, **lines: object) -> Iterator[None]:
+  """Raises an OSError of the block as a UserError: cannot write `what`. `lines` are those of the message."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(f"cannot write {what}", **lines, because=error.strerror or error) from None
+
+
 def write_atomic(path: Path | RemotePath, data: bytes | str, sync: bool = False) -> None:
   """Replaces a file atomically: a reader sees the old or the new content, never a partial one.
 

@@ -70,7 +70,6 @@ def describe_run(run: PreparedRun) -> RunCard:
   step_flops = [phase_flops(run.model, phase.batch_size, phase.lengths) for phase in phases]
   parameters = parameter_count(without_teacher(spec.shapes.params))
   all_flops = round(mean_share(flops_shares, plan) * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
-  first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
     "versions": versions(),
     "devices": devices(mesh),
@@ -100,7 +99,7 @@ def describe_run(run: PreparedRun) -> RunCard:
     ),
     "memory": _memory_text(experiment, plan, spec, mesh, blank_batch(experiment, phases[-1])),
     "trains": plan.describe(),
-    "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at the start, {last:.3g} at the end",
+    "optimizer": f"{experiment.optimizer.description}, learning rate {_rate_text(experiment)}",
     "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
     "starts from": "\n".join(filter(None, [run.start.description, starting_text(run.start.fates)])),
     "writes to": f"{run.model_dir}\n{_checkpoints_text(experiment)}",
@@ -207,6 +206,13 @@ def _row_text(experiment: Experiment, phase: Phase) -> str:
     each = "texts" if getattr(getattr(experiment.model, "head", None), "form", "") == "embedding" else "choices"
     return f"{texts} {each} x {phase.lengths.inputs} inputs" if texts > 1 else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
+
+
+def _rate_text(experiment: Experiment) -> str:
+  rate, end = experiment.optimizer.learning_rate, experiment.steps - 1
+  first, before, last = (float(rate(jax.numpy.int32(step))) for step in (0, max(end - 1, 0), end))
+  rising = ", still rising: the warm-up does not end before the run" if before < last else ""
+  return f"{first:.3g} at the start, {last:.3g} at the end{rising}"
 
 
 def _buckets_text(batches: data.Batches | None, steps: int) -> str:

@@ -202,6 +202,11 @@ def test_an_export_gives_the_same_report_and_contains_no_paths(tmp_path):
       '{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": [{"recipe": "x"}]}',
       "not a result file of a sweep",
     ),
+    (
+      '{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": '
+      '[{"recipe": "x", "cost": {}, "curve": [], "scores": {"glue": "high"}, "tasks": {}}]}',
+      "not a result file of a sweep",
+    ),
     ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": 7}', "invalid runs"),
     ('{"format": 1, "sweep": {"scale": "mini", "tables": 7}, "results": []}', "no 'tables' of the sweep"),
     ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": []}', "no finished runs at mini scale"),

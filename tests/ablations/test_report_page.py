@@ -187,6 +187,8 @@ def test_the_command(sweep, tmp_path, t5like):
     ([f"--sweep_dir={sweep}", "--pue=0.5"], "invalid --pue: 0.5 (expected at least 1)"),
     ([f"--sweep_dir={sweep}", "--co2e=-3"], "invalid --co2e: -3 (expected at least 0)"),
     ([f"--sweep_dir={tmp_path}"], "no sweep in"),
+    ([f"--sweep_dir={sweep}", f"--output={exported}"], "cannot write the report"),
+    ([f"--sweep_dir={sweep}", f"--export={tmp_path}"], "cannot write the export"),
   ):
     assert message in t5like("ablate", "--report", *flags, status=2).stderr
 

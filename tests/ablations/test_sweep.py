@@ -183,6 +183,23 @@ def test_finished_runs_are_not_repeated_and_manual_runs_are_picked_up(swept, t5l
   assert (after.tasks, after.curve, after.commands) == (before.tasks, before.curve, before.commands)
 
 
+def test_a_damaged_result_does_not_count_as_finished(swept, t5like):
+  _, folder, _, _ = swept
+  result = next((folder / "results").glob("*.json"))
+  content = result.read_text()
+  for damaged in ('{"bro', "{}"):
+    result.write_text(damaged)
+    err = t5like("ablate", f"--sweep_dir={folder}", status=2).stderr
+    assert str(result) in err and "remove the file" in err
+  result.write_text(content)
+
+
+def test_a_sweep_that_cannot_be_written(t5like, tmp_path):
+  (tmp_path / "file").touch()
+  command = ["ablate", "--table=7", "--scale=smoke", f"--sweep_dir={tmp_path}/file/sweep"]
+  assert "cannot write the sweep" in t5like(*command, status=2).stderr
+
+
 @pytest.mark.parametrize(
   "content, named",
   [(None, "mine.gin"), ("train.objective = @reversl()\n", "reversl"), ("EMBED_DIMM = 3\n", "EMBED_DIMM")],

@@ -3,7 +3,7 @@
 import pytest
 
 from t5like.bench.cache_build import BuildRate, CacheBench, measure_builds
-from t5like.errors import UserError
+from t5like.errors import RunError, UserError
 
 
 def test_rates_and_bad_input():
@@ -11,6 +11,15 @@ def test_rates_and_bad_input():
   assert rate.tokens_per_core == 1500 and "1,500 tokens/s per core" in str(rate)
   with pytest.raises(UserError, match="invalid --megabytes"):
     next(measure_builds(CacheBench(megabytes=0)))
+
+
+@pytest.mark.slow  # starts a command
+def test_a_builder_that_fails_says_why():
+  lines = measure_builds(CacheBench(megabytes=1, workers=1, vocabulary="nosuch"))
+  next(lines)
+  with pytest.raises(RunError, match="t5like cache failed") as failure:
+    next(lines)
+  assert failure.value.lines["because"].startswith("error: vocabulary not found")
 
 
 @pytest.mark.slow  # starts up to six commands

@@ -18,6 +18,7 @@ from t5like.evaluation.tables import (
   scores_table,
   steps_table,
 )
+from t5like.files import storage
 from t5like.tasks.metrics.benchmarks import task_score
 
 RECORD = Record(10, "ab", "snli", "validation", "", 100, {"accuracy": 61.5}, {"accuracy": 34.0})
@@ -77,6 +78,29 @@ def test_records_are_stored_and_replaced(tmp_path):
   results.json.write_text("[{")
   with pytest.raises(UserError, match="cannot read the earlier scores"):
     results.records()
+
+
+def test_a_checkpoint_that_was_written_again_has_one_record(tmp_path):
+  results = Results(tmp_path)
+  results.add(RECORD)
+  results.add(again := dataclasses.replace(RECORD, checkpoint="cd", scores={"accuracy": 1.0}))
+  assert results.records() == [again] and results.find(RECORD) is None
+
+
+def test_an_evaluation_that_is_killed_between_both_files_is_repeated(tmp_path, monkeypatch):
+  def fail(path, text):
+    if path.suffix == ".json":
+      raise KeyboardInterrupt
+    storage.write_atomic(path, text)
+
+  results = Results(tmp_path)
+  with monkeypatch.context() as killed:
+    killed.setattr("t5like.evaluation.tables.write_text", fail)
+    with pytest.raises(KeyboardInterrupt):
+      results.add(RECORD)
+  assert results.find(RECORD) is None
+  results.add(RECORD)
+  assert len(list(csv.DictReader(results.csv.open()))) == 1
 
 
 def test_concurrent_writers_lose_no_records(tmp_path):

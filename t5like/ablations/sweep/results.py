@@ -13,6 +13,7 @@ from t5like.files import storage
 SWEEP = "sweep.json"
 RESULTS, FAILURES = "results", "failures"
 CURVE_POINTS = 200
+_REPEAT = "remove the file, then run the sweep's command again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +132,15 @@ def from_json(fields: dict[str, Any], source: object = "") -> Result:
     curve = [(int(step), float(loss)) for step, loss in fields["curve"]]
     if fields.get("example") is not None and set(fields["example"]) != {"objective", "inputs", "targets"}:
       raise ValueError(f"invalid example: {fields['example']!r}")
+    tasks = (*fields["tasks"].values(), *fields.get("last", {}).values())
+    for scores in (fields["scores"], fields.get("losses", {}), *tasks):
+      for name, value in scores.items():
+        if not isinstance(value, int | float):
+          raise ValueError(f"{name} is not a number: {value!r}")
     return Result(**{**fields, "cost": cost, "curve": curve})
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise UserError("not a result file of a sweep", file=source, because=error) from error
+    because = f"no {error}" if isinstance(error, KeyError) else error
+    raise UserError("not a result file of a sweep", file=source, because=because, try_=_REPEAT) from error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -149,5 +156,5 @@ def _read(path: Path) -> dict[str, Any]:
       "cannot read a file of the sweep",
       file=path,
       because=error,
-      try_=f"rm {path}, then run the sweep's command again",
+      try_=_REPEAT,
     ) from None

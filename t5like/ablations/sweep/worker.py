@@ -21,9 +21,11 @@ from t5like.ablations.sweep.collect import collect, is_finished
 from t5like.ablations.sweep.local_workers import DEVICE_LOST, device_share
 from t5like.ablations.sweep.plan import Planner, SweepRun, TrainJob, job_experiment
 from t5like.ablations.sweep.results import (
+  RESULTS,
   Failure,
   failure_path,
   read_failures,
+  read_results,
   result_path,
   run_name,
   write_failure,
@@ -33,6 +35,7 @@ from t5like.ablations.sweep.settings import record_settings
 from t5like.console import duration, say
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
+from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs import train_together
 
@@ -44,6 +47,9 @@ def prepare_sweep(planner: Planner) -> None:
   """Builds all token caches, then records the settings: a misspelled task must not end up in sweep.json."""
 
   def prepare() -> int:
+    with storage.write_errors("the sweep", folder=planner.sweep_dir, try_="another --sweep_dir"):
+      (planner.sweep_dir / RESULTS).mkdir(parents=True, exist_ok=True)
+    read_results(planner.sweep_dir)  # raises if one is damaged: it would count as finished
     build_caches(planner)
     record_settings(planner.sweep_dir, planner.requested)
     return 0

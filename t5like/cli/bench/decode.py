@@ -19,27 +19,24 @@ import argparse
 import dataclasses
 import json
 
-from t5like.errors import UserError
+from t5like.cli.options import add_peer_python, at_least
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--model", required=True, help="a file of gin/models, such as t5_1_1/base or gpt2/medium")
-  parser.add_argument("--batch_size", type=int, default=64, help="prompts per batch (default: 64)")
-  parser.add_argument("--inputs", type=int, default=512, help="tokens per prompt (default: 512)")
-  parser.add_argument("--outputs", type=int, default=128, help="tokens to generate for each prompt (default: 128)")
-  parser.add_argument("--beams", type=int, default=1, help="more than 1: beam search (default: greedy)")
+  parser.add_argument("--batch_size", type=at_least(1), default=64, help="prompts per batch (default: 64)")
+  parser.add_argument("--inputs", type=at_least(1), default=512, help="tokens per prompt (default: 512)")
+  parser.add_argument("--outputs", type=at_least(1), default=128, help="tokens generated per prompt (default: 128)")
+  parser.add_argument("--beams", type=at_least(1), default=1, help="more than 1: beam search (default: greedy)")
   parser.add_argument("--dtype", default="bfloat16", help="dtype of the computation (default: bfloat16)")
   parser.add_argument("--backend", default="auto", help="attention backend (default: auto)")
   parser.add_argument("--no_peer", action="store_true", help="do not measure Hugging Face")
-  parser.add_argument("--peer_python", metavar="PYTHON", help="Python interpreter with torch (default: this one)")
-  parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the N most expensive kernels")
+  add_peer_python(parser)
+  parser.add_argument("--kernels", type=at_least(0), default=0, metavar="N", help="print the N most expensive kernels")
   parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 
 def run(args: argparse.Namespace) -> int:
-  for name in ("batch_size", "inputs", "outputs", "beams"):
-    if getattr(args, name) < 1:
-      raise UserError(f"invalid --{name}: {getattr(args, name)}", expected="at least 1")
   from t5like.bench.decode import DecodeBench, compare, describe, measure_decode
 
   results = measure_decode(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from t5like.cli.options import add_peer_python
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--model", required=True, metavar="DIR", help="a folder or a model directory")
@@ -23,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--dtype", choices=("float32", "bfloat16", "float16"), help="compute dtype (default: the model's)"
   )
   parser.add_argument("--no_peer", action="store_true", help="do not measure sentence-transformers")
-  parser.add_argument("--peer_python", metavar="PYTHON", help="Python interpreter with torch (default: this one)")
+  add_peer_python(parser)
   parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 

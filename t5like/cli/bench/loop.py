@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 
-from t5like.cli.options import add_gin_arguments, gin_search_paths
+from t5like.cli.options import add_gin_arguments, at_least, gin_search_paths
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
-  parser.add_argument("--steps", type=int, default=10, help="train steps in each stretch (default: 10)")
-  parser.add_argument("--repeats", type=int, default=3, help="stretches with and without a save (default: 3)")
+  parser.add_argument("--steps", type=at_least(1), default=10, help="train steps in each stretch (default: 10)")
+  parser.add_argument("--repeats", type=at_least(1), default=3, help="stretches with and without a save (default: 3)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,17 +27,21 @@ import dataclasses
 import json
 import sys
 
-from t5like.cli.options import add_gin_arguments, gin_search_paths
+from t5like.cli.options import add_gin_arguments, add_peer_python, at_least, gin_search_paths
 from t5like.errors import UserError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
   parser.add_argument("--model", help="a file of gin/models, such as t5_1_1/base, gpt2/medium or bert/large")
-  parser.add_argument("--batch_size", type=int, help="rows per step (default: the model file's, at most 8 on a CPU)")
-  parser.add_argument("--inputs", type=int, help="input tokens per row (default: the model file's)")
   parser.add_argument(
-    "--targets", type=int, help="target tokens per row of an encoder-decoder (default: those of span corruption)"
+    "--batch_size", type=at_least(1), help="rows per step (default: the model file's, at most 8 on a CPU)"
+  )
+  parser.add_argument("--inputs", type=at_least(1), help="input tokens per row (default: the model file's)")
+  parser.add_argument(
+    "--targets",
+    type=at_least(1),
+    help="target tokens per row of an encoder-decoder (default: those of span corruption)",
   )
   parser.add_argument("--packed", action="store_true", help="rows of several examples, separated by segment ids")
   parser.add_argument("--dtype", help="dtype of the computation (default: bfloat16, or float32 on a CPU)")
@@ -49,9 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--seconds", type=float, default=60.0, help="run fewer steps if they would take longer (default: 60)"
   )
   parser.add_argument("--peer", action="store_true", help="compare with Hugging Face's model (torch, transformers)")
-  parser.add_argument("--peer_python", metavar="PYTHON", help="Python interpreter with torch (default: this one)")
+  add_peer_python(parser)
   parser.add_argument("--scaling", action="store_true", help="vary batch size, length and number of layers")
-  parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the N most expensive kernels")
+  parser.add_argument("--kernels", type=at_least(0), default=0, metavar="N", help="print the N most expensive kernels")
   parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 
 

@@ -85,10 +85,8 @@ def submit(
     rows = tasks(params, evaluation_set).rows
     if jax.process_index() != 0:
       continue
-    try:
+    with storage.write_errors("the submission", folder=folder):
       written = _write(submission, folder, evaluation_set, rows, complete=not tasks.settings.examples)
-    except OSError as error:
-      raise UserError("cannot write the submission", folder=folder, because=error.strerror) from None
     yield written
   if jax.process_index() == 0 and submission.leaderboard in _WRITERS:
     yield _zip(folder, FILES[submission.leaderboard])

@@ -74,6 +74,7 @@ def warmup(schedule: Schedule, steps: int = 1_000) -> Schedule:
 @record_factory_call
 def warmup_linear(peak: float = 1e-3, warmup_steps: int = 1_000, total_steps: int = 100_000) -> Schedule:
   """Linear warmup over `warmup_steps`, then linear decay to 0 at `total_steps`: BERT's."""
+  _check_steps(0, warmup_steps=warmup_steps)
 
   def rate(step):
     step = step.astype(jnp.float32)
@@ -96,6 +97,7 @@ def warmup_cosine(
 
   nanoT5's is start = peak / 2, final = 1e-5. A run shorter than its warmup ends during it.
   """
+  _check_steps(0, warmup_steps=warmup_steps)
   down = cosine(peak, final, max(total_steps - warmup_steps, 1))
   return chain([linear(start, peak, warmup_steps), down], [warmup_steps]) if warmup_steps else down
 
@@ -156,10 +158,10 @@ def _progress(step: jax.Array, steps: int) -> jax.Array:
   return jnp.clip(step.astype(jnp.float32) / steps, 0.0, 1.0)
 
 
-def _check_steps(**given: int) -> None:
+def _check_steps(least: int = 1, **given: int) -> None:
   for name, steps in given.items():
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-      raise UserError(f"invalid {name} of the schedule: {steps!r}", expected="an integer of at least 1")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < least:
+      raise UserError(f"invalid {name} of the schedule: {steps!r}", expected=f"an integer of at least {least}")
 
 
 def _check_schedules(name: str, schedules: Sequence[Schedule]) -> None:

@@ -50,6 +50,11 @@ def predictions(folder, record):
   return [json.loads(line) for line in (folder / record["predictions"]).read_text().splitlines()]
 
 
+@pytest.mark.parametrize("steps", ["", ",", "2;4", "-2"])
+def test_invalid_steps_are_refused_before_the_model_is_loaded(t5like, copy, steps):
+  assert f"invalid --steps={steps}" in t5like("eval", f"--model_dir={copy}", f"--steps={steps}", status=2).stderr
+
+
 def test_all_checkpoints_are_evaluated_once(t5like, copy):
   options = ["eval", f"--model_dir={copy}", "--rank", "--examples=30"]
   out = t5like(*options, "--steps=all").stdout

@@ -26,6 +26,14 @@ def test_the_task_name_may_contain_the_objective(t5like, pretrain, tmp_path):
   assert "implies the objective prefix_lm, but OBJECTIVE is SpanCorruption(" in err and "--gin.TASK=novels" in err
 
 
+def test_the_card_says_that_a_run_ends_during_its_warm_up(t5like, pretrain, tmp_path):
+  line = [*pretrain, "--gin_file=optimizers/adamw.gin", f"--gin.MODEL_DIR={tmp_path}", "--gin.TRAIN_STEPS=20"]
+  rising = "at the end, still rising: the warm-up does not end before the run"
+  assert rising in t5like(*line, "--gin.WARMUP_STEPS=100", "--dry_run").stdout
+  assert "still rising" not in t5like(*line, "--gin.WARMUP_STEPS=5", "--dry_run").stdout
+  assert "invalid warmup_steps of the schedule: -1" in t5like(*line, "--gin.WARMUP_STEPS=-1", status=2).stderr
+
+
 def test_a_dry_run_lists_the_tasks_of_a_mix_and_refuses_unknown_ones(t5like, pretrain, tmp_path):
   line = [a for a in pretrain if "objectives/" not in a]
   line += ["--gin.TASK=snli", "--gin.LENGTHS={'inputs': 32, 'targets': 8}", f"--gin.CACHE_DIR={tmp_path}/caches"]

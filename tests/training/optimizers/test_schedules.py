@@ -109,6 +109,8 @@ def test_invalid_boundaries_are_refused(boundaries):
     lambda: schedules.chain([], []),
     lambda: schedules.inverse_square_root(warmup_steps=0),
     lambda: schedules.slanted_triangular(cut_fraction=1.0),
+    lambda: schedules.warmup_linear(warmup_steps=-1),
+    lambda: schedules.warmup_cosine(warmup_steps=-1),
   ],
 )
 def test_invalid_arguments_are_refused(make):
