@@ -90,7 +90,7 @@ def _continuations(search: SearchContext, logits: jax.Array, live: dict, positio
     logits, normalizer = logits - normalizer, 0.0
   logits = search.process_logits(logits, live["written"].reshape(batch * beams, size), position)
   vocab = logits.shape[1]
-  count = min((2 + len(endings.stop_sequences)) * beams, beams * vocab)
+  count = min((1 + max(len(endings.eos_ids), 1) + len(endings.stop_sequences)) * beams, beams * vocab)
   each = min(count, vocab)
   best, tokens = largest(logits, each)  # of each hypothesis, then of the row
   best = best - normalizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,15 @@ class Endings:
   Written tokens are arrays [..., margin + max_length]; the margin lets stop sequences look back from the first token.
   """
 
-  eos_id: int | None
+  eos_ids: tuple[int, ...]  # the first one is forced by forced_end
   stop_sequences: tuple[tuple[int, ...], ...]
   min_length: int
   max_length: int
 
   @classmethod
-  def from_settings(cls, settings: DecodeSettings, eos_id: int | None) -> Endings:
-    return cls(eos_id, settings.stop_sequences, settings.min_length, settings.max_length)
+  def from_settings(cls, settings: DecodeSettings, eos_id: int | tuple[int, ...] | None) -> Endings:
+    eos_ids = eos_id if isinstance(eos_id, tuple) else () if eos_id is None else (eos_id,)
+    return cls(eos_ids, settings.stop_sequences, settings.min_length, settings.max_length)
 
   @property
   def margin(self) -> int:
@@ -59,9 +61,9 @@ class Endings:
       stopped = stopped | matches
     stopped = stopped & (count >= self.min_length)
     length = jnp.where(stopped, length, count)
-    if self.eos_id is not None:
+    if self.eos_ids:
       newest = jax.lax.dynamic_index_in_dim(written, self.margin + position, axis=-1, keepdims=False)
-      ended = newest == self.eos_id
+      ended = functools.reduce(jnp.logical_or, [newest == token for token in self.eos_ids])
       length = jnp.where(ended, position, length)
       stopped = stopped | ended
     return stopped | (count >= limit), length

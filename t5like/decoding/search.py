@@ -53,13 +53,13 @@ class SearchContext:
         logits = forbid_repeated_ngrams(logits, seen, prompts.shape[1] + position, settings.no_repeat_ngram)
       if settings.forbidden:
         logits = forbid_sequences(logits, seen, prompts.shape[1] + position, settings.forbidden)
-    if settings.min_length > 0 and endings.eos_id is not None:
-      logits = forbid(logits, endings.eos_id, position < settings.min_length)
+    for end in endings.eos_ids if settings.min_length > 0 else ():
+      logits = forbid(logits, end, position < settings.min_length)
     if settings.forced_first is not None:
       logits = force(logits, settings.forced_first, position == 0)
-    if settings.forced_end and endings.eos_id is not None:
+    if settings.forced_end and endings.eos_ids:
       is_last = position == jnp.repeat(self.limits, len(logits) // len(self.limits)) - 1
-      logits = force(logits, endings.eos_id, is_last)
+      logits = force(logits, endings.eos_ids[0], is_last)
     return logits
 
 
@@ -69,7 +69,7 @@ def decode(
   first_tokens: jax.Array,  # [batch]
   settings: DecodeSettings,
   *,
-  eos_id: int | None,
+  eos_id: int | tuple[int, ...] | None,
   pad_id: int = 0,
   limits: jax.Array | None = None,  # [batch] int32
   row_ids: jax.Array | None = None,  # [batch] int32
@@ -81,6 +81,7 @@ def decode(
 
   The cache has `settings.hypotheses_per_row` consecutive rows for each row of the batch.
 
+  eos_id: the end of sequence, or several tokens that end an output.
   limits: the maximum number of tokens of each row; default: settings.max_length. May be traced, to avoid recompilation.
   row_ids: seed the randomness of each row; default: 0, 1, 2, ...
   seed: overrides settings.seed, and may be traced.

@@ -344,6 +344,7 @@ def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, form
 
   config, has_head, closed = model.config, isinstance(model, WithHead), form.end is not None
   around, types = TextSpecialTokens(form.start, form.end), config.num_token_types > 1
-  # A head's rows are as in training; without an end, as the tokenizer's.
-  padding, keeps = padding_token(vocabulary, config.vocab_size, closed) if has_head else None, not (has_head and closed)
+  padding = padding_token(vocabulary, config.vocab_size, closed) if has_head else None
+  # A head's rows and a decoder's prompts are as in training; without an end, as the tokenizer's.
+  keeps = not (closed and (has_head or model.batch_layout in ("decoder", "prefix_lm")))
   save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=keeps)

@@ -31,8 +31,11 @@ class Generator:
   All hosts call it with the same prompts and get the same outputs.
   """
 
-  def __init__(self, model: nn.Module, mesh: Mesh, eos_id: int | None, pad_id: int = 0, start_id: int | None = None):
-    """`start_id`: the decoder's start token, for an encoder-decoder whose config leaves it to the vocabulary."""
+  def __init__(
+    self, model: nn.Module, mesh: Mesh, eos_id: int | tuple[int, ...] | None, pad_id: int = 0,
+    start_id: int | None = None,
+  ):  # fmt: skip
+    """Takes one end of sequence or several, and the decoder's start token if the config leaves it to the vocabulary."""
     if not hasattr(model, "start_decoding"):
       raise UserError(
         f"{type(model).__name__} does not generate text here",

@@ -96,6 +96,12 @@ def _too_long(length: int, most: int, positions: int | None, reserved: int) -> s
   return f"too long: {length:,} tokens ({limit})"
 
 
+def end_ids(model: Model) -> tuple[int, ...]:
+  """Returns the tokens that end an output: the vocabulary's, then others of the configuration, as the end of a turn."""
+  known = {token for token in model.source.configured_eos_ids() if 0 <= token < model.config.vocab_size}
+  return (model.vocabulary.eos_id, *sorted(known - {model.vocabulary.eos_id}))
+
+
 class Generation:
   """Generates a continuation of each row, or an answer to it."""
 
@@ -105,7 +111,7 @@ class Generation:
     if model.module.batch_layout == "encoder":
       raise UserError(f"{model.kind} is an encoder and cannot generate text", try_="fill_mask, or embed")
     self._model, self.limits = model, limits
-    self._generator = model.runner(Generator, model.vocabulary.eos_id, 0, model.special.start)
+    self._generator = model.runner(Generator, end_ids(model), 0, model.special.start)
     self.set_decoding(settings, stops)
 
   def set_decoding(self, settings: DecodeSettings, stops: Sequence[str]) -> None:
@@ -115,10 +121,7 @@ class Generation:
         f"max_length={settings.max_length} exceeds the model's {positions} positions",
         expected=f"for example {max(positions // 2, 1)}: the prompt needs positions too",
       )
-    known = {token for token in self._model.source.configured_eos_ids() if 0 <= token < self._model.config.vocab_size}
-    more = sorted(known - {self._model.vocabulary.eos_id})  # such as the end of a turn
-    ends = (*settings.stop_sequences, *((token,) for token in more))
-    self.settings, self._stops = dataclasses.replace(settings, stop_sequences=ends), stops
+    self.settings, self._stops = settings, stops
     self._reserved = settings.max_length - 1 if self._model.is_decoder else 0
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:

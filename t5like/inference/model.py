@@ -322,7 +322,7 @@ class Model(HeadMethods, InsideMethods):
       return {"": self.given_languages}
     return task_languages(self.experiment) or languages_of_files(self.config, self.vocabulary, self.source.decoding)
 
-  @property
+  @cached_property
   def prompt_form(self) -> PromptForm:
     return prompt_form(self.module, self.vocabulary, self.experiment, self.languages)
 

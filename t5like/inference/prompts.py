@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import flax.linen as nn
 import numpy as np
 
+from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import Languages, special_tokens
 from t5like.inference.batching import BatchShape
@@ -17,6 +19,7 @@ from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
 from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
+from t5like.vocabularies.tokenizer_json import load_tokenizer_json
 
 _OF_ROWS = ("classification", "multi_label", "regression", "choices", "spans")  # forms of heads that read rows of texts
 
@@ -87,13 +90,25 @@ def prompt_form(
   if is_imported and getattr(model, "bidirectional", False):  # ELMo
     return PromptForm(special.bos, eos, eos)
   if is_imported:
-    # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text.
+    # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text, that of an exported run what
+    # its prompts had.
+    before, after = _template(vocabulary.path.with_name("tokenizer.json")) if vocabulary.path else ((), ())
+    if after == (eos,) and len(before) <= 1:
+      return PromptForm(before[0] if before else None, eos, eos)
     return PromptForm(special.start if special.opens_texts else None, None, eos)
   objective = experiment.objective
   if objective is None:
     return PromptForm(special.start, eos, eos)
   has_inputs = objective.lengths(512).inputs > 0
   return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
+
+
+def _template(file: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the ids that a tokenizer.json puts before and after a text: none if there is no such file."""
+  try:
+    return load_tokenizer_json(file).template or ((), ())
+  except UserError:
+    return (), ()
 
 
 def with_rows_of(special: SpecialTokens, model: nn.Module, form: PromptForm) -> SpecialTokens:

@@ -177,9 +177,9 @@ def squad_answers(
   """Returns the answer to every question from the scores of all its windows, [windows, length].
 
   `questions` and `passages` are the question id and the passage of each window. The `candidates` best
-  start and end tokens of a window are paired; a span must be inside the passage, have at most `longest`
-  tokens and start at a token with `best_context`. With `unanswerable` (SQuAD 2.0) the answer is '' if
-  [CLS] beats the best span by more than `threshold`.
+  start and end tokens of the passage are paired (BERT's code also takes those of the question and of padding,
+  which are no answer); a span has at most `longest` tokens and starts at a token with `best_context`. With
+  `unanswerable` (SQuAD 2.0) the answer is '' if [CLS] beats the best span by more than `threshold`.
   """
   best: dict[str, tuple[float, str]] = {}
   null: dict[str, float] = {}
@@ -201,16 +201,14 @@ def _best_span(
 ) -> tuple[float, tuple[int, int] | None]:
   """Returns the score and the first and last token of the best span; None if the window has no valid one."""
   in_passage = offsets[:, 0] >= 0
-  for allowed in (np.ones_like(in_passage), in_passage):  # second try only if no candidate was in the passage
-    first = _highest(np.where(allowed, starts, -np.inf), candidates)
-    last = _highest(np.where(allowed, ends, -np.inf), candidates)
+  starts = np.where(in_passage & (best_context > 0), starts, -np.inf)
+  ends = np.where(in_passage, ends, -np.inf)
+  for count in (candidates, len(starts)):  # all tokens, if no pair of candidates is a span
+    first, last = _highest(starts, count), _highest(ends, count)
     size = last[None, :] - first[:, None] + 1
-    valid = (
-      (size >= 1) & (size <= longest) & (in_passage[first] & (best_context[first] > 0))[:, None] & in_passage[last]
-    )
-    if valid.any():
-      scores = np.where(valid, starts[first][:, None] + ends[last][None, :], -np.inf)
-      one, other = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    scores = np.where((size >= 1) & (size <= longest), starts[first][:, None] + ends[last][None, :], -np.inf)
+    one, other = np.unravel_index(int(np.argmax(scores)), scores.shape)
+    if scores[one, other] > -np.inf:
       return float(scores[one, other]), (int(first[one]), int(last[other]))
   return -np.inf, None
 

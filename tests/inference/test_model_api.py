@@ -101,6 +101,9 @@ def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folde
   (folder / "generation_config.json").write_text(json.dumps(ends))
   found = load(folder).generate(text, max_length=6)
   assert found.text.split() == full[: full.index(other)] and found.finished
+  for search in ({}, {"beams": 2}):
+    longer = load(folder).generate(text, max_length=6, min_length=6, **search).text.split()
+    assert len(longer) == 6 and other not in longer
 
 
 def test_a_decoders_generation_settings_are_saved(folders, tmp_path):

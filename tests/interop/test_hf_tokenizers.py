@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
+import t5like
 from t5like.errors import UserError
 from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer, token_ids
 from t5like.vocabularies import load_vocabulary, vocabulary_in
@@ -189,3 +190,29 @@ def test_without_a_vocabulary_only_the_weights_are_exported(t5like, old_director
   assert "no tokenizer written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
   t5like("convert", "to_hf", "converted", "exported_2", "--vocabulary=tiny")
   assert (old_directories / "exported_2/tokenizer.json").is_file()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("original", [False, True])
+def test_an_exported_decoder_reads_prompts_as_in_training(original, tmp_path, one_device):
+  vocabulary = load_vocabulary("gpt2")
+  if original:  # GPT-2's own tokenizer.json adds no end-of-sequence
+    save_tokenizer(tmp_path / "old", vocabulary, TextSpecialTokens())
+    for name in ("vocab.json", "merges.txt"):
+      (tmp_path / "old" / name).unlink()
+  rows = [{"inputs": "one plus one", "targets": "two"}] * 8
+  trained = t5like.train(
+    t5like.read_experiment(
+      ["models/gpt2/small.gin", "runs/finetune.gin"], TASK="sums_text_to_text", EVAL_SPLIT="", INIT_FROM=None,
+      CORPUS_FILES={"train": t5like.save_examples(rows, str(tmp_path / "rows"))}, CACHE_DIR=str(tmp_path / "caches"),
+      LENGTHS={"inputs": 8, "targets": 4}, BATCH_SIZE=8, TRAIN_STEPS=1, MODEL_DIR=str(tmp_path / "run"),
+      EMBED_DIM=64, NUM_HEADS=1, MLP_DIM=8, NUM_DECODER_LAYERS=1, COMPUTE_DTYPE="float32",
+      VOCABULARY=str(tmp_path / "old/tokenizer.json") if original else "gpt2",
+    )
+  )  # fmt: skip
+  run = t5like.load(trained.model_dir)
+  exported = t5like.load(run.save_hf(tmp_path / "exported"))
+  assert run.prompt_form == exported.prompt_form and run.prompt_form.end == 50256
+  theirs = tokenizer_of(tmp_path / "exported").encode("one plus one").ids
+  assert theirs == [50256, *vocabulary.encode("one plus one"), 50256]
+  assert exported.score("one plus one", "two") == pytest.approx(run.score("one plus one", "two"), abs=1e-4)

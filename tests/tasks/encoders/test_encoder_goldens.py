@@ -143,6 +143,20 @@ class TestChoosingAnAnswer:
     # 5 + 5 would end before it starts; 5 + 2 is the best of the others.
     assert answered(windows, starts, ends, self.passage).text == "w2"
 
+  def test_tokens_outside_the_passage_take_no_place_of_a_candidate(self):
+    windows = self.windows()
+    first = int(np.flatnonzero(windows.offsets[0, :, 0] >= 0)[0])
+    starts, ends = scores(windows, [(first, first + 1)])
+    starts[0, windows.lengths[0] :], ends[0, windows.lengths[0] :] = 9, 9  # padding
+    assert answered(windows, starts, ends, self.passage, candidates=2).text == "w0"
+
+  def test_all_tokens_are_tried_if_no_candidates_are_a_span(self):
+    windows = self.windows()
+    first = int(np.flatnonzero(windows.offsets[0, :, 0] >= 0)[0])
+    starts, ends = scores(windows, [(first + 4, first + 1)])
+    ends[0, first + 5] = 1
+    assert answered(windows, starts, ends, self.passage, candidates=1).text == "w2"
+
   def test_the_best_window_wins(self):
     windows = self.windows(length=16, stride=4)
     assert len(windows.tokens) > 2
