@@ -183,8 +183,9 @@ def test_finished_runs_are_not_repeated_and_manual_runs_are_picked_up(swept, t5l
   assert (after.tasks, after.curve, after.commands) == (before.tasks, before.curve, before.commands)
 
 
-def test_a_damaged_result_does_not_count_as_finished(swept, t5like):
-  _, folder, _, _ = swept
+def test_a_damaged_result_does_not_count_as_finished(swept, t5like, monkeypatch):
+  home, folder, _, _ = swept
+  monkeypatch.chdir(home)
   result = next((folder / "results").glob("*.json"))
   content = result.read_text()
   for damaged in ('{"bro', "{}"):
