@@ -58,10 +58,10 @@ class InvalidSetting(UserError):
     return UserError(f"--{self.what}", **self.lines)
 
 
-def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:
+def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:
   """Returns the valid names closest to `name`, joined for an error line; '' if none is close."""
   by_folded = {c.casefold(): c for c in candidates}
-  close = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.6)
+  close = difflib.get_close_matches(str(name).casefold(), by_folded, n=count, cutoff=0.6)
   return ", ".join(by_folded[c] for c in close)
 
 

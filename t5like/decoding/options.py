@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from t5like.decoding.settings import DecodeSettings
+from t5like.decoding.settings import DecodeSettings, check_types
 from t5like.errors import InvalidSetting, nearest
 
 STOP = "stop"
@@ -53,12 +54,13 @@ def decode_settings(
     if name not in OPTIONS:
       closest = _THEIR_NAMES.get(name) or nearest(name, OPTIONS)
       raise InvalidSetting(f"unknown setting {name}", nearest=closest, known=", ".join(OPTIONS))
-  if not 0 <= fields.get("seed", 0) < 2**32:
-    raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
   if "forbidden" in fields:
     fields["forbidden"] = _sequences(fields["forbidden"], vocabulary)
   if isinstance(fields.get("forced_first"), str):
     fields["forced_first"] = _token(fields["forced_first"], vocabulary)
+  check_types(fields)
+  if not 0 <= fields.get("seed", 0) < 2**32:
+    raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
   fields.setdefault("method", _method(fields))
   fields.setdefault(
     "max_length", _DEFAULT_LENGTH if positions is None else min(_DEFAULT_LENGTH, max(positions // 2, 1))
@@ -69,6 +71,7 @@ def decode_settings(
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
   """Adds a model's own settings to those of the user, which come first; without those of a method that is not used."""
   given = dict(given)
+  check_types({name: value for name, value in given.items() if name != "forced_first"})  # may be a text here
   if given.get("beams") == 1 and "beams" in defaults:
     del given["beams"]
     given.setdefault("method", "greedy")
@@ -89,10 +92,11 @@ def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _sequences(given: Sequence[Any], vocabulary: _Encoder) -> tuple[tuple[int, ...], ...]:
   """Returns the token ids of sequences, texts and single ids; raises InvalidSetting for a text that has no tokens."""
   found = []
-  for entry in [given] if isinstance(given, str) else given:
-    if not isinstance(entry, str):
-      found.append((entry,) if isinstance(entry, int) else tuple(entry))
-    elif spellings := _spellings(entry, vocabulary, ("", " ")):
+  for entry in given if isinstance(given, (list, tuple)) else [given]:
+    sequence = [entry] if isinstance(entry, numbers.Integral) else entry
+    if isinstance(sequence, (list, tuple)) and all(isinstance(token, numbers.Integral) for token in sequence):
+      found.append(tuple(map(int, sequence)))
+    elif isinstance(entry, str) and (spellings := _spellings(entry, vocabulary, ("", " "))):
       found += spellings
     else:
       raise InvalidSetting(f"forbidden={entry!r} is invalid", expected="texts of the vocabulary, or lists of token ids")

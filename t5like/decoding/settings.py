@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 
 from t5like.errors import InvalidSetting, nearest
 
@@ -13,6 +14,15 @@ PENALTY_FORMS = ("gnmt", "power")
 EARLY_STOPPING = ("never", "heuristic", "first")
 _DEFAULT_BEAMS = 4
 _MAX_LENGTH, _MAX_HYPOTHESES = 1_000_000, 4096
+_WHOLE = ("max_length", "min_length", "n_best", "top_k", "no_repeat_ngram", "seed")
+_TYPES = {
+  **dict.fromkeys(_WHOLE, (numbers.Integral, "a whole number")),
+  **dict.fromkeys(("beams", "forced_first"), (numbers.Integral | None, "a whole number")),
+  **dict.fromkeys(
+    ("repetition_penalty", "temperature", "top_p", "min_p", "length_penalty"), (numbers.Real, "a number")
+  ),
+  "forced_end": (bool, "True or False"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +79,7 @@ class DecodeSettings:
   n_best: int = 1
 
   def __post_init__(self):
+    check_types(vars(self))
     for field in ("stop_sequences", "forbidden"):
       sequences = tuple(tuple(int(token) for token in sequence) for sequence in getattr(self, field))
       object.__setattr__(self, field, sequences)
@@ -84,9 +95,6 @@ class DecodeSettings:
       raise _invalid("n_best", self.n_best, f"at most beams={self.beams}")
 
   def _check_ranges(self):
-    whole = ("max_length", "min_length", "n_best", "beams", "top_k", "no_repeat_ngram", "forced_first")
-    for field in whole:
-      self._check(field, isinstance(getattr(self, field), numbers.Integral | None), "a whole number")
     self._check("max_length", 1 <= self.max_length <= _MAX_LENGTH, f"1 to {_MAX_LENGTH:,}")
     self._check("min_length", 0 <= self.min_length <= self.max_length, f"0 to max_length={self.max_length}")
     self._check("n_best", 1 <= self.n_best <= _MAX_HYPOTHESES, f"1 to {_MAX_HYPOTHESES:,}")
@@ -128,6 +136,14 @@ class DecodeSettings:
   def hypotheses_per_row(self) -> int:
     """The number of cache rows per batch row."""
     return self.beams if self.method == "beam" else self.n_best
+
+
+def check_types(given: Mapping[str, object]) -> None:
+  """Raises InvalidSetting if a field has a value of another type."""
+  for field, value in given.items():
+    kind, expected = _TYPES.get(field, (object, ""))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
+      raise _invalid(field, value, expected)
 
 
 def _invalid(field: str, value: object, expected: str, **lines: str) -> InvalidSetting:

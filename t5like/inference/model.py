@@ -82,8 +82,7 @@ def load(
   source = open_source(path, dtype, modules, None if base is None else str(base))
   name, found = find_vocabulary(source.folder, source.module.config, vocabulary, source.vocabulary)
   module = with_characters(source.module, found)
-  axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
-  built, preset = _mesh_for(axes, source.mesh, module.config)
+  built, preset = _mesh_for(MeshAxes.of(mesh), source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
     warn(f"the model was trained with another vocabulary than {vocabulary}")
   given = {name: str(folder) for name, folder in (adapters or {}).items()}
@@ -212,6 +211,7 @@ class Model(HeadMethods, InsideMethods):
 
     Returns: for each input a list of Choices, most likely first; ties keep their order.
     """
+    inputs = inputs if isinstance(inputs, str) else listed(inputs)
     fields = [{_CHOICES: texts} for texts in candidate_lists(listed(inputs), candidates)]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
     answers = self._answers(job, inputs, batch_size, fields)

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import numbers
 import os
 import queue
 import sys
@@ -60,9 +61,9 @@ def candidate_lists(texts: Sequence[str], candidates: Sequence[str] | Sequence[S
 
 def checked_batch_size(batch_size: int) -> int:
   """Returns a valid batch size; raises UserError for another."""
-  if not isinstance(batch_size, int) or batch_size < 1:
+  if not isinstance(batch_size, numbers.Integral) or isinstance(batch_size, bool) or batch_size < 1:
     raise UserError(f"batch_size={batch_size!r} is invalid", expected="a whole number from 1")
-  return batch_size
+  return int(batch_size)
 
 
 def numbered_rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:

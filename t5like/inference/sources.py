@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -279,6 +280,8 @@ def open_source(
 
   `base` is for a directory of a method such as LoRA: where its base is now.
   """
+  if not isinstance(path, str | os.PathLike) or not str(path):
+    raise UserError(f"not a path of a model: {path!r}", expected="a folder, or hf://org/name")
   if str(path).startswith(HUB):
     path = _from_hub(str(path))
   storage.check_reachable(path, "the model")

@@ -25,6 +25,7 @@ _IGNORED = {
   "begin_suppress_tokens": [], "sequence_bias": {}, "exponential_decay_length_penalty": [], "guidance_scale": 1,
   "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0,
   "penalty_alpha": 0, "force_words_ids": [], "forced_decoder_ids": [], "watermarking_config": {},
+  "renormalize_logits": False, "constraints": [], "dola_layers": None,
 }  # fmt: skip
 
 

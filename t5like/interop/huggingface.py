@@ -284,6 +284,11 @@ def read_config(folder: Path) -> dict:
       known=", ".join(FAMILIES),
       nearest=nearest(str(kind), FAMILIES),
     )
+  if quantized := hf.get("quantization_config"):
+    raise UserError(
+      f"the weights in {folder} are quantized", quantization_config=str(quantized)[:200],
+      expected="weights in float32, bfloat16 or float16",
+    )  # fmt: skip
   if (folder / _GENERATION).is_file():
     # In transformers, this file takes precedence.
     hf |= {k: v for k, v in read_json(folder / _GENERATION).items() if k == "decoder_start_token_id"}

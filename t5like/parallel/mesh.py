@@ -65,6 +65,20 @@ class MeshAxes:
         try_="--gin.MESH.preset=fsdp_tensor",
       )
 
+  @classmethod
+  def of(cls, given: MeshAxes | Mapping[str, int | str] | None) -> MeshAxes | None:
+    """Returns the axes of a mapping such as {"tensor": 4}; raises UserError for anything else than axes."""
+    if given is None or isinstance(given, MeshAxes):
+      return given
+    names = [field.name for field in dataclasses.fields(cls)]
+    sizes = dict(given) if isinstance(given, Mapping) else {str(given): given}
+    for name, size in sizes.items():
+      if name not in names or (name != "preset" and type(size) is not int):
+        raise UserError(
+          f"invalid mesh: {given!r}", expected='sizes such as {"tensor": 4}', nearest=nearest(name, names)
+        )
+    return cls(**sizes)
+
   def sizes(self, devices: int) -> dict[str, int]:
     """Resolves -1 for a number of devices and returns the size of each axis; `data` includes the slices."""
     axes = AXES if self.expert == 1 else (*AXES[:-1], EXPERT, AXES[-1])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t5like.decoding import DecodeSettings, bucket, log_likelihoods
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary
 
@@ -45,12 +45,35 @@ from t5like.vocabularies import load_vocabulary
     (dict(method="sample", n_best=0), "1 to 4,096"),
     (dict(method="sample", top_k=2**31), "0 (all tokens)"),
     (dict(method="beam", early_stopping="frist"), "first"),
+    (dict(max_length="3"), "a whole number"),
+    (dict(max_length=True), "a whole number"),
+    (dict(max_length=None), "a whole number"),
+    (dict(seed=1.5), "a whole number"),
+    (dict(method="beam", beams=2.5), "a whole number"),
+    (dict(method="sample", temperature="high"), "a number"),
+    (dict(repetition_penalty=True), "a number"),
+    (dict(forced_end="no"), "True or False"),
   ],
 )
 def test_invalid_settings_are_named(given, expected):
   with pytest.raises(UserError) as error:
     DecodeSettings(**given)
   assert expected in error.value.render()
+
+
+@pytest.mark.parametrize(
+  "given",
+  [dict(max_length="3"), dict(seed=None), dict(forbidden=[3.5]), dict(forbidden=[None]), dict(forced_first=2.0)],
+)
+def test_options_of_other_types_are_named(given):
+  with pytest.raises(UserError, match=f"{next(iter(given))}=.* is invalid"):
+    decode_settings(with_defaults(given, {"max_length": 8}), load_vocabulary("tiny"))
+
+
+def test_forbidden_tokens_and_sequences():
+  given, _ = decode_settings({"forbidden": [5, [6, np.int64(7)]]}, load_vocabulary("tiny"))
+  assert given.forbidden == ((5,), (6, 7))
+  assert decode_settings({"forbidden": 5}, load_vocabulary("tiny"))[0].forbidden == ((5,),)
 
 
 def test_the_limits_of_ranges_are_valid():

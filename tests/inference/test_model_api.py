@@ -151,11 +151,28 @@ def test_what_is_no_text_is_refused(models, call, given):
     getattr(models["gpt2"], call)(given)
 
 
-@pytest.mark.parametrize("size", [0, -1, "8", 2.5])
+@pytest.mark.parametrize("size", [0, -1, "8", 2.5, True])
 def test_an_invalid_batch_size_is_refused(models, size):
   for call in (models["bert"].embed, models["gpt2"].score, models["t5"].generate):
     with pytest.raises(UserError, match="batch_size"):
       call(["w3", "w4"], batch_size=size)
+
+
+def test_texts_may_be_a_generator_and_sizes_numbers_of_numpy(models):
+  texts, t5 = ["w3", "w4"], models["t5"]
+  assert t5.rank((text for text in texts), ["w5", "w6"], batch_size=np.int64(2)) == t5.rank(texts, ["w5", "w6"])
+
+
+@pytest.mark.parametrize("given", [None, 3, ""])
+def test_what_is_no_path_is_refused(given):
+  with pytest.raises(UserError, match="not a path of a model"):
+    load(given)
+
+
+@pytest.mark.parametrize("mesh", [3, {"tenser": 2}, {"data": "2"}])
+def test_what_is_no_mesh_is_refused(folders, mesh):
+  with pytest.raises(UserError, match="invalid mesh"):
+    load(folders["t5"], mesh=mesh)
 
 
 def test_candidates_are_lists(models):
@@ -371,6 +388,8 @@ def test_unsupported_requests_are_clear_errors(models, folders):
     models["gpt2"].fill_mask("w1")
   with pytest.raises(UserError, match="2 inputs but 1 answers"):
     models["t5"].score(["w1", "w2"], "w3")
+  with pytest.raises(UserError, match="unknown pooling 3"):
+    models["bert"].embed("w1", pooling=3)
   with pytest.raises(UserError, match="beams=0"):
     models["t5"].generate("w1", beams=0)
   for given, complaint in {

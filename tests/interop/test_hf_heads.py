@@ -64,6 +64,8 @@ def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
   for wrong in ([(texts[0], None)], [("a", "b", "c")], [{"texts": "a"}], [None], [5], [()]):
     with pytest.raises(t5like.errors.UserError, match="not a text or a pair"):
       model.classify(wrong)
+  with pytest.raises(t5like.errors.UserError, match="not a text or a pair"):
+    model.classify(None)
   model.save_hf(tmp_path / "saved")
   again = t5like.load(tmp_path / "saved")
   assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])
@@ -147,6 +149,7 @@ def test_labels_without_names_and_in_another_order(changed):
     (dict(problem_type="regression"), "several numbers"),
     (dict(classifier_dropout="high"), "invalid dropout"),
     (dict(classifier_dropout=1.5), "invalid dropout"),
+    (dict(quantization_config={"load_in_8bit": True}), "are quantized"),
   ],
 )
 def test_invalid_labels_and_unsupported_problems_are_rejected(changed, fields, words):

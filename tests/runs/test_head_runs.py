@@ -193,6 +193,11 @@ def _check_methods(task, model):
     assert [tag.word for tag in tags] == ["the", "ship", "came", "from", "Berlin"]
     assert [tag.label for tag in tags] == ["O", "O", "O", "O", "B-location"] and tags[-1].probability > 0.5
     assert model.tag([["the", "Berlin"], ["a"]])[0] == model.tag([["the", "Berlin"]])[0]
+    for wrong in (None, 3, b"x", ["a", None], [["a", 3]]):
+      with pytest.raises(t5like.UserError, match="not a text or a list of words"):
+        model.tag(wrong)
+    with pytest.raises(t5like.UserError, match=r"no words to tag\Z"):
+      model.tag("")
     words = [tag.word for tag in tags]
     rows, answers = Path(model.folder) / "rows.jsonl", Path(model.folder) / "answers.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ({"words": words}, {"inputs": " ".join(words)})))
@@ -209,6 +214,8 @@ def _check_methods(task, model):
       model.answer("which city ?", ["a ship", "Berlin"])
     with pytest.raises(UserError, match="not a text: None"):
       model.answer("which city ?", None)
+    with pytest.raises(UserError, match=r"texts\[1\]: a window of .* is too short for a passage"):
+      model.answer(["which city ?", "which city " * 40], "a ship")
     _check_threshold(model)
 
 

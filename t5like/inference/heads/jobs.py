@@ -83,7 +83,9 @@ class Labeling:
     prepared = []
     for row in rows:
       found = prepare(row)
-      prepared.append(reject(row, found, self.limits.field, _REMEDY) if isinstance(found, str) else found)
+      if isinstance(found, str):
+        found = reject(row, found, self.limits.field, _REMEDY if found.startswith(_TOO_LONG) else "")
+      prepared.append(found)
     return prepared
 
   def answer(self, batch: Sequence[PreparedRows], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
@@ -138,7 +140,10 @@ class Labeling:
     if passage is None:
       return "no passage in field 'passage'"
     length = min(filter(None, (self._window_length(), self._model.positions)))
-    windows = make_windows(self._model.vocabulary, row.text, passage, length=length, form=self._form)
+    try:
+      windows = make_windows(self._model.vocabulary, row.text, passage, length=length, form=self._form)
+    except UserError as error:  # the question is too long
+      return error.what
     rows = list(zip(windows.tokens, windows.token_types, strict=True))
     return PreparedRows(row, [], rows=rows, windows=windows, passage=passage)
 
@@ -165,7 +170,7 @@ class Labeling:
     if tokens <= most or self.limits.truncate:
       return min(tokens, most)
     limit = f"the model has {positions:,} positions" if most == positions else f"--max_inputs={most}"
-    return f"too long: {tokens:,} tokens ({limit})"
+    return f"{_TOO_LONG}: {tokens:,} tokens ({limit})"
 
   # From logits to answers.
 
@@ -232,7 +237,7 @@ class Labeling:
     }  # fmt: skip
 
 
-_REMEDY = "--truncate cuts it"
+_TOO_LONG, _REMEDY = "too long", "--truncate cuts it"
 # From the logits of a row to an answer, by the form of the head; others predict a class.
 _ANSWERS = {
   "tagging": Labeling._tags,

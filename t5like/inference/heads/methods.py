@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from t5like.errors import UserError
@@ -41,7 +41,7 @@ class HeadMethods:
     job = self._labeling(
       "classify", ("classification", "multi_label", "regression"), truncate, label_threshold=threshold
     )
-    single = isinstance(texts, str | tuple | Mapping)
+    single = isinstance(texts, str | tuple | Mapping) or not isinstance(texts, Iterable)
     pairs = [_pair(entry) for entry in ([texts] if single else texts)]
     fields = [{"second": pair[1]} if len(pair) == 2 else {} for pair in pairs]
     answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
@@ -56,8 +56,8 @@ class HeadMethods:
     Returns: a list of Tags for one text; a list of them for a list of texts or of lists of words.
     """
     job = self._labeling("tag", ("tagging",), truncate)
-    given = [texts] if isinstance(texts, str) else list(texts)
-    fields = [{"words": text.split() if isinstance(text, str) else list(text)} for text in given]
+    given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes) else [texts]
+    fields = [{"words": text.split() if isinstance(text, str) else _words(text)} for text in given]
     found = []
     for answer in self._answers(job, [""] * len(given), batch_size, fields):
       found.append([Tag(*one) for one in zip(answer["words"], answer["tags"], answer["probabilities"], strict=True)])
@@ -101,6 +101,13 @@ class HeadMethods:
       head = type(self.module.head).__name__
       raise UserError(f"{method} does not support a {head}", try_=_METHODS.get(job.form, "t5like infer"))
     return job
+
+
+def _words(entry: Any) -> list[str]:
+  """Returns the words of an entry of `tag`."""
+  if not isinstance(entry, list | tuple) or not all(isinstance(word, str) for word in entry):
+    raise UserError(f"not a text or a list of words: {entry!r}", expected="a string, or a list of strings")
+  return list(entry)
 
 
 def _pair(entry: Any) -> tuple[str, ...]:

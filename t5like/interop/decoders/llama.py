@@ -58,8 +58,11 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   kind = hf["model_type"]
   is_olmo, family = kind == "olmo2", CLASSES[kind]
   check_known(hf, family, _FIELDS if kind == "mistral" else [name for name in _FIELDS if name != "sliding_window"])
-  check_values(hf, family, mlp_bias=bool(hf.get("attention_bias")) if kind == "llama" else False)
-  check_values(hf, family, **{} if kind == "llama" else {"attention_bias": False})
+  if kind != "llama":
+    check_values(hf, family, mlp_bias=False, attention_bias=False)
+  elif bool(hf.get("attention_bias")) != bool(hf.get("mlp_bias")):
+    given = f"attention_bias = {hf.get('attention_bias')}, mlp_bias = {hf.get('mlp_bias')}"
+    raise UserError("Llama with biases in only one of attention and MLP is not supported", given=given)
   check_output(hf, names, tied=False)
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
