@@ -185,7 +185,7 @@ def _checkpoints(
 
   tasks = TaskEvaluation(model, _names(args) or _own_task(model), settings)
   out, chosen = _out(args, model), _chosen(args)
-  results, found = Results(out / FOLDER), []
+  results, found = Results(out / FOLDER, shared=bool(args.out)), []
   measurements = task_measurements(tasks, out, report, stopped)
   for records in measure_checkpoints(model, measurements, chosen, results, args.average, args.again, stopped):
     found.append(records)
@@ -244,7 +244,7 @@ def _loss(args: argparse.Namespace) -> int:
     **({"batch_size": args.batch_size} if args.batch_size is not None else {}),
   )
   model = _load(args)
-  results, found = Results(_out(args, model) / FOLDER), []
+  results, found = Results(_out(args, model) / FOLDER, shared=bool(args.out)), []
   with model.sharding():
     measurements, chosen = loss_measurements(model, settings), _chosen(args)
     for records in measure_checkpoints(model, measurements, chosen, results, args.average, args.again):

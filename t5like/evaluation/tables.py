@@ -64,10 +64,13 @@ class Record:
 
 
 class Results:
-  """The records of a model directory. Concurrent evaluations may write to it."""
+  """The records of a model directory. Concurrent evaluations may write to it.
 
-  def __init__(self, folder: Path):
-    self.folder = folder
+  shared  other models may have records in the folder, too: no checkpoint is taken for an older one of the same step
+  """
+
+  def __init__(self, folder: Path, shared: bool = False):
+    self.folder, self._shared = folder, shared
     self.json, self.csv = folder / "scores.json", folder / "scores.csv"
 
   def records(self) -> list[Record]:
@@ -84,8 +87,9 @@ class Results:
 
   def add(self, record: Record) -> None:
     """Stores a record; replaces one of the same evaluation."""
+    is_replaced = Record.is_same_evaluation if self._shared else Record.is_replaced_by
     with self._locked():
-      kept = [old for old in self.records() if not old.is_replaced_by(record)]
+      kept = [old for old in self.records() if not is_replaced(old, record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       text = json.dumps([_to_json(record) for record in records], indent=2, ensure_ascii=False, allow_nan=False)
       write_text(self.csv, csv_text(records))

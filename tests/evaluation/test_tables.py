@@ -85,6 +85,8 @@ def test_a_checkpoint_that_was_written_again_has_one_record(tmp_path):
   results.add(RECORD)
   results.add(again := dataclasses.replace(RECORD, checkpoint="cd", scores={"accuracy": 1.0}))
   assert results.records() == [again] and results.find(RECORD) is None
+  Results(tmp_path, shared=True).add(RECORD)  # --out: perhaps of another model
+  assert len(results.records()) == 2
 
 
 def test_an_evaluation_that_is_killed_between_both_files_is_repeated(tmp_path, monkeypatch):
