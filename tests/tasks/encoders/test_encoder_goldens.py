@@ -84,6 +84,15 @@ def test_no_token_falls_between_windows(stride):
   }
 
 
+def test_equal_context_counts_in_the_longer_window():
+  """BERT's rule. Windows of tokens 0 to 7 and 5 to 10: token 6 has one token on its shorter side in both."""
+  windows = make_windows(BERT, "who", " ".join(f"{n}" for n in range(10, 21)), length=12, stride=5)
+  assert windows.starts.tolist() == [0, 5] and windows.ends.tolist() == [8, 11]
+  first = int(windows.firsts[0])
+  assert windows.best_context[:, first + 6].tolist() == [1, 0]
+  assert windows.best_context[1, first : first + 6].tolist() == [0, 0, 1, 1, 1, 1]
+
+
 def scores(windows: Windows, wanted: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
   starts, ends = np.zeros((2, *windows.tokens.shape))
   for row, (start, end) in enumerate(wanted):
