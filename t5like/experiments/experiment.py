@@ -231,8 +231,8 @@ class Experiment:
       )
 
   def _check_loss(self) -> None:
-    if not _is_number(self.z_loss) or not self.z_loss >= 0:
-      raise _invalid("z_loss", self.z_loss, "a number of at least 0")
+    if not _is_number(self.z_loss) or not 0 <= self.z_loss < float("inf"):
+      raise _invalid("z_loss", self.z_loss, "a finite number of at least 0")
     if not _is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
       raise _invalid("label_smoothing", self.label_smoothing, "at least 0 and below 1")
     if self.loss_normalizer is not None and not (_is_number(self.loss_normalizer) and self.loss_normalizer > 0):

@@ -69,6 +69,11 @@ def test_invalid_steps(refused, steps):
   assert "TRAIN_STEPS" in refused(f"--gin.TRAIN_STEPS={steps}")
 
 
+@pytest.mark.parametrize("weight", ["1e999", "-1", "'much'"])
+def test_an_invalid_z_loss(refused, weight):
+  assert "z_loss" in refused(f"--gin.Z_LOSS={weight}", "--dry_run").lower()
+
+
 def test_a_learning_rate_that_climbs(refused):
   assert "invalid learning rate at step 1: -1" in refused("--gin.LEARNING_RATE=-1")
 
