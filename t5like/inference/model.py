@@ -211,10 +211,10 @@ class Model(HeadMethods, InsideMethods):
 
     Returns: for each input a list of Choices, most likely first; ties keep their order.
     """
-    inputs = inputs if isinstance(inputs, str) else listed(inputs)
-    fields = [{_CHOICES: texts} for texts in candidate_lists(listed(inputs), candidates)]
+    given = listed(inputs)
+    fields = [{_CHOICES: texts} for texts in candidate_lists(given, candidates)]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
-    answers = self._answers(job, inputs, batch_size, fields)
+    answers = self._answers(job, given, batch_size, fields)
     return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
 
   def embed(

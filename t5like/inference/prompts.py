@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import flax.linen as nn
 import numpy as np
@@ -21,6 +20,7 @@ from t5like.vocabularies import SpelledWords, Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 from t5like.vocabularies.tokenizer_json import load_tokenizer_json
 
+_TOKENIZER = "tokenizer.json"
 _OF_ROWS = ("classification", "multi_label", "regression", "choices", "spans")  # forms of heads that read rows of texts
 
 
@@ -92,7 +92,7 @@ def prompt_form(
   if is_imported:
     # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text, that of an exported run what
     # its prompts had.
-    before, after = _template(vocabulary.path.with_name("tokenizer.json")) if vocabulary.path else ((), ())
+    before, after = _template(vocabulary)
     if after == (eos,) and len(before) <= 1:
       return PromptForm(before[0] if before else None, eos, eos)
     return PromptForm(special.start if special.opens_texts else None, None, eos)
@@ -103,12 +103,16 @@ def prompt_form(
   return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
 
 
-def _template(file: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Returns the ids that a tokenizer.json puts before and after a text: none if there is no such file."""
-  try:
-    return load_tokenizer_json(file).template or ((), ())
-  except UserError:
+def _template(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the ids that the tokenizer.json in a vocabulary's folder puts before and after a text; none without it."""
+  if vocabulary.path is None:
     return (), ()
+  if vocabulary.path.name != _TOKENIZER:  # such as spiece.model, which does not say
+    try:
+      vocabulary = load_tokenizer_json(vocabulary.path.with_name(_TOKENIZER))
+    except UserError:
+      return (), ()
+  return vocabulary.template or ((), ())
 
 
 def with_rows_of(special: SpecialTokens, model: nn.Module, form: PromptForm) -> SpecialTokens:

@@ -71,13 +71,15 @@ class MeshAxes:
     if given is None or isinstance(given, MeshAxes):
       return given
     names = [field.name for field in dataclasses.fields(cls)]
-    sizes = dict(given) if isinstance(given, Mapping) else {str(given): given}
-    for name, size in sizes.items():
-      if name not in names or (name != "preset" and type(size) is not int):
-        raise UserError(
-          f"invalid mesh: {given!r}", expected='sizes such as {"tensor": 4}', nearest=nearest(name, names)
-        )
-    return cls(**sizes)
+    wrong = [given]
+    if isinstance(given, Mapping):
+      wrong = [
+        name for name, size in given.items() if name not in names or (name != "preset" and type(size) is not int)
+      ]
+    if wrong:
+      close = nearest(wrong[0], names)
+      raise UserError(f"invalid mesh: {given!r}", expected='sizes such as {"tensor": 4}', nearest=close)
+    return cls(**given)
 
   def sizes(self, devices: int) -> dict[str, int]:
     """Resolves -1 for a number of devices and returns the size of each axis; `data` includes the slices."""

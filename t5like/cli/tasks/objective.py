@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
     registry.import_modules(modules)
   print(f"text      {args.text}")
-  load_vocabulary(args.vocabulary or "t5")  # raises here if there is none
+  if args.vocabulary:
+    load_vocabulary(args.vocabulary)  # raises here if there is none
   every = args.objective == "all"
   for name in CATALOGUE if every else [args.objective]:
     print()
