@@ -1,54 +1,14 @@
 """Biases, activations and gates: what an MLP computes between its products, with a backward pass of one kernel."""
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.activation_functions import Activation, relu
 from t5like.kernels.dropout import DrawnDropout
 from t5like.kernels.platform import is_single_gpu, target_platform
-
-Activation = Callable[[jax.Array], jax.Array]
-
-
-@jax.custom_vjp
-def relu(x: jax.Array) -> jax.Array:
-  """Computes max(x, 0). Its backward pass reads the result, which the next product keeps anyway, instead of x."""
-  return jnp.maximum(x, 0)
-
-
-relu.defvjp(lambda x: (jnp.maximum(x, 0),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
-
-ACTIVATIONS: dict[str, Activation] = {
-  "relu": relu,
-  "gelu": lambda x: jax.nn.gelu(x, approximate=True),
-  "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
-  "silu": jax.nn.silu,
-  "elu": jax.nn.elu,
-  "selu": jax.nn.selu,
-  "softplus": jax.nn.softplus,
-  "sigmoid": jax.nn.sigmoid,
-  "linear": lambda x: x,
-}
-
-
-@jax.custom_jvp
-def _erf(x: jax.Array) -> jax.Array:
-  """Computes erf of float32 with an error of at most 1.5e-7 (Abramowitz and Stegun 7.1.26): Pallas on GPUs has none."""
-  t = 1.0 / (1.0 + 0.3275911 * jnp.abs(x))
-  series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-  return jnp.sign(x) * (1.0 - series * jnp.exp(-x * x))
-
-
-_erf.defjvps(lambda tangent, _, x: tangent * (4.0 / math.pi) ** 0.5 * jnp.exp(-x * x))
-
-# The same functions inside of a kernel, where exp takes fewer operations than tanh: 1 + tanh(u) = 2 sigmoid(2 u).
-_IN_KERNELS = {
-  ACTIVATIONS["gelu"]: lambda x: x * jax.nn.sigmoid((8.0 / math.pi) ** 0.5 * (x + 0.044715 * x * x * x)),
-  ACTIVATIONS["gelu_erf"]: lambda x: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)),
-}
 
 
 @jax.custom_vjp
@@ -104,7 +64,7 @@ def _joined_backward(act, gated, residuals, gradient):
     from t5like.kernels.gpu.activation import activation_gradient
 
     rows = [y.reshape(-1, y.shape[-1]) for y in (x, gradient)]
-    d_x, sums = activation_gradient(_IN_KERNELS.get(act, act), *rows, gated, bias is not None and not gated, dropout)
+    d_x, sums = activation_gradient(act, *rows, gated, bias is not None and not gated, dropout)
     d_x = d_x.reshape(x.shape)
   else:
     (d_x,) = jax.vjp(lambda x: _hidden(act, gated, x, dropout), x)[1](gradient)

@@ -5,7 +5,8 @@ import dataclasses
 import flax.linen as nn
 import jax
 
-from t5like.kernels.activations import ACTIVATIONS, activate, activate_joined, relu
+from t5like.kernels.activation_functions import ACTIVATIONS, relu
+from t5like.kernels.activations import activate, activate_joined
 from t5like.kernels.attention import Mask
 from t5like.kernels.platform import is_single_gpu
 from t5like.models.attention import Attention, Context, RelativeBiasTable

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.bert import BERT, Batch
@@ -54,7 +54,7 @@ class SpanBERT(BERT):
       at = outputs["predicted"]
       targets, counts = (jnp.take_along_axis(x, at, axis=1) for x in (targets, counts))
       spans = jnp.take_along_axis(spans, at[:, :, None], axis=1)
-    losses, _ = cross_entropy(self.boundary_logits(hidden, spans), targets, 0.0, 0.0)
+    losses, *_ = cross_entropy(self.boundary_logits(hidden, spans), targets, 0.0, 0.0)
     return outputs | {"auxiliary": {LOSS: Auxiliary(losses, counts, self.boundary_weight)}}
 
   def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like import parallel
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, alibi_bias

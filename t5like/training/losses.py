@@ -120,8 +120,8 @@ def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float)
   targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
   if "predicted" in outputs:  # logits of these positions only
     targets, weights = (jnp.take_along_axis(x, outputs["predicted"], axis=1) for x in (targets, weights))
-  loss, z_part = cross_entropy(logits, targets, z_loss, label_smoothing)
-  right = (jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets).astype(jnp.float32)
+  loss, z_part, best = cross_entropy(logits, targets, z_loss, label_smoothing)
+  right = (best == targets).astype(jnp.float32)
   return {
     "loss": jnp.sum(loss * weights),
     "z_loss": jnp.sum(z_part * weights),
@@ -132,8 +132,8 @@ def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float)
 
 def _sentence_sums(outputs: Any, batch: Any) -> dict[str, jax.Array]:
   logits, labels, real = outputs["nsp_logits"], batch["labels"], _real_rows(batch)
-  loss, _ = cross_entropy(logits, labels, 0.0, 0.0)
-  right = (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
+  loss, _, best = cross_entropy(logits, labels, 0.0, 0.0)
+  right = (best == labels).astype(jnp.float32)
   return {
     "sentence_loss": jnp.sum(loss * real),
     "sentence_accuracy": jnp.sum(right * real),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from activation_cases import inputs, plain_gradient
 
-from t5like.kernels import activations
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.kernels.gpu.activation import activation_gradient, column_sums
 
 
@@ -15,10 +15,9 @@ from t5like.kernels.gpu.activation import activation_gradient, column_sums
 def test_gradients_equal_plain_jax(dtype):
   """All activations in one test, a gate of them with dropout: to start a process for each takes longer than they do."""
   wrong = {}
-  for name, (gated, rate) in itertools.product(activations.ACTIVATIONS, ((False, 0.0), (True, 0.3))):
+  for name, (gated, rate) in itertools.product(ACTIVATIONS, ((False, 0.0), (True, 0.3))):
     x, gradient, dropout = inputs(gated, rate, rows=3001, columns=700, dtype=dtype)
-    act = activations._IN_KERNELS.get(activations.ACTIVATIONS[name], activations.ACTIVATIONS[name])
-    got, sums = activation_gradient(act, x, gradient, gated, not gated, dropout)
+    got, sums = activation_gradient(ACTIVATIONS[name], x, gradient, gated, not gated, dropout)
     expected = plain_gradient(name, x, gradient, dropout, gated)
     pairs = {"x": (got, expected)} | ({} if gated else {"sums": (sums, expected.sum(0))})
     for part, (a, b) in pairs.items():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.kernels.dropout import DrawnDropout
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5like.interop.layouts import flatten
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.models import GPT, T5, TransformerConfig
 
 SIZE = dict(vocab_size=50, embed_dim=16, mlp_dim=24, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)

@@ -14,7 +14,7 @@ from t5like.errors import UserError
 from t5like.finetuning.methods.base import Method, Sites, layer_sites, positive
 from t5like.finetuning.methods.few import NORMS
 from t5like.finetuning.variables import Variables
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm
 

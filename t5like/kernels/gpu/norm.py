@@ -15,10 +15,25 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.gpu.programs import run_programs
 
-# Entries per block, columns of a row that a warp reads at once, warps per block, and programs (two per multiprocessor;
-# each writes its own sums). The fastest of 8 on an H200 for 65,536 rows of 768 (RMS norm) and 32,768 of 1,024 (layer
-# norm), forward and backward.
-_ENTRIES, _PIECE, _WARPS, _PROGRAMS = 4096, 256, 4, 264
+_PIECE = 256  # columns of a row that a warp reads at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+  """Sizes of a kernel: the fastest of 9 (forward) or 27 on an H200; RMS norms of 768, layer norms of 1,024."""
+
+  entries: int  # per block
+  warps: int
+  programs: int | None = None  # each writes its own sums of the backward pass
+
+  @classmethod
+  def of_backward(cls, centered: bool, has_residual: bool) -> "Tuning":
+    if centered and not has_residual:
+      return cls(1024, 2, 1056)
+    return cls(4096, 4, 264 if centered else 1056)
+
+
+_FORWARD = Tuning(2048, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +45,7 @@ class NormSpec:
   epsilon: float
   centered: bool
   interpret: bool
+  tuning: Tuning = _FORWARD
 
   @property
   def piece(self) -> int:
@@ -44,11 +60,11 @@ class NormSpec:
   @property
   def block(self) -> int:
     """Rows per block, a power of 2."""
-    return max(1, _ENTRIES // pl.next_power_of_2(self.width))
+    return max(1, self.tuning.entries // pl.next_power_of_2(self.width))
 
   @property
   def warps(self) -> int:
-    return max(_WARPS, _WARPS * self.piece * self.pieces // _ENTRIES)
+    return max(self.tuning.warps, self.tuning.warps * self.piece * self.pieces // self.tuning.entries)
 
   @property
   def blocks(self) -> int:
@@ -98,7 +114,8 @@ def _forward_block(x_ref, scale_ref, *refs, copied: bool, spec: NormSpec):
 @functools.partial(jax.jit, static_argnames=("with_bias", "spec"))
 def backward(x, scale, gradient, residual, with_bias: bool, spec: NormSpec):
   """Returns the gradients of x (plus `residual`, if any), scale and bias; the last two [width] float32."""
-  programs = min(spec.blocks, _PROGRAMS)
+  spec = dataclasses.replace(spec, tuning=Tuning.of_backward(spec.centered, residual is not None))
+  programs = min(spec.blocks, spec.tuning.programs)
   sums = jax.ShapeDtypeStruct((programs, spec.width), jnp.float32)
   out_shape = [jax.ShapeDtypeStruct(x.shape, x.dtype), *[sums] * (2 if with_bias else 1)]
   given = [x, scale, gradient] if residual is None else [x, scale, gradient, residual]

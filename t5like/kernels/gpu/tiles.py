@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import struct
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax.experimental.pallas import triton
 from t5like.kernels.attention.residuals import kv_head
 from t5like.kernels.dropout import kept
 from t5like.kernels.gpu.bias_tiles import BucketSpec, bias_tiles, tile_index
+from t5like.kernels.gpu.ptx import inline_ptx, literal
 
 LOG2_E = math.log2(math.e)
 
@@ -161,10 +161,10 @@ def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, 
   if spec.interpret or bias.dtype != jnp.bfloat16:
     return factor * s + bias.astype(jnp.float32)
   # A 32-bit register holds two biases.
-  return _inline_asm(
+  return inline_ptx(
     "{ .reg .b32 low, high; shl.b32 low, $4, 16; and.b32 high, $4, 0xffff0000;"
-    f" fma.rn.f32 $0, $2, {_ptx_literal(factor)}, low; fma.rn.f32 $1, $3, {_ptx_literal(factor)}, high; }}",
-    "=f,=f,f,f,r", 2, s, bias,
+    f" fma.rn.f32 $0, $2, {literal(factor)}, low; fma.rn.f32 $1, $3, {literal(factor)}, high; }}",
+    "=f,=f,f,f,r", [s, bias], pack=2,
   )  # fmt: skip
 
 
@@ -178,22 +178,8 @@ def softmax_weights(s: jax.Array, shift: jax.Array, spec: KernelSpec) -> jax.Arr
   if spec.interpret:
     return jnp.exp2(spec.log2_scale * s - shift)
   if spec.buckets is not None:
-    return _inline_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", 1, s - shift)
-  return _inline_asm(
-    f"{{ .reg .f32 x, y; neg.f32 y, $2; fma.rn.f32 x, $1, {_ptx_literal(spec.log2_scale)}, y;"
-    " ex2.approx.ftz.f32 $0, x; }",
-    "=f,f,f", 1, s, shift,
+    return inline_ptx("ex2.approx.ftz.f32 $0, $1;", "=f,f", [s - shift])
+  return inline_ptx(
+    f"{{ .reg .f32 x, y; neg.f32 y, $2; fma.rn.f32 x, $1, {literal(spec.log2_scale)}, y; ex2.approx.ftz.f32 $0, x; }}",
+    "=f,f,f", [s, shift],
   )  # fmt: skip
-
-
-def _inline_asm(instructions: str, constraints: str, pack: int, x: jax.Array, *more: jax.Array) -> jax.Array:
-  """Applies PTX instructions to `pack` entries at a time."""
-  result = [jax.ShapeDtypeStruct(x.shape, jnp.float32)]
-  return triton.elementwise_inline_asm(
-    instructions, args=[x, *more], constraints=constraints, pack=pack, result_shape_dtypes=result
-  )[0]
-
-
-def _ptx_literal(number: float) -> str:
-  """Formats a float32 as a PTX literal."""
-  return f"0f{struct.unpack('<I', struct.pack('<f', number))[0]:08X}"

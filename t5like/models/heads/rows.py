@@ -154,8 +154,8 @@ def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, det
 def class_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float) -> dict[str, jax.Array]:
   """Returns sums of cross entropy, right classes and rows, of logits [rows, classes]."""
   labels = jnp.where(weights > 0, labels, 0)  # a label of filler rows, or a withheld one, is not a class
-  loss, _ = cross_entropy(logits, labels, 0.0, smoothing)
-  right = (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
+  loss, _, best = cross_entropy(logits, labels, 0.0, smoothing)
+  right = (best == labels).astype(jnp.float32)
   return {
     "loss": jnp.sum(loss * weights), "accuracy": jnp.sum(right * weights), "target_tokens": jnp.sum(weights),
   }  # fmt: skip

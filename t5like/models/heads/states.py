@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
-from t5like.kernels.activations import ACTIVATIONS
+from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, dense
 

@@ -39,8 +39,8 @@ class TaggingHead(nn.Module):
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     logits, tags = outputs["label_logits"], batch["encoder_target_tokens"]
     weights = batch["encoder_loss_weights"] * weights[:, None]
-    loss, _ = cross_entropy(logits, jnp.where(weights > 0, tags, 0), 0.0, label_smoothing)
-    right = (jnp.argmax(logits, axis=-1).astype(tags.dtype) == tags).astype(jnp.float32)
+    loss, _, best = cross_entropy(logits, jnp.where(weights > 0, tags, 0), 0.0, label_smoothing)
+    right = (best == tags).astype(jnp.float32)
     return {
       "loss": jnp.sum(loss * weights), "accuracy": jnp.sum(right * weights), "target_tokens": jnp.sum(weights),
     }  # fmt: skip
@@ -76,8 +76,8 @@ class SpanHead(nn.Module):
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     logits = jnp.swapaxes(outputs["span_logits"], 1, 2)  # [rows, 2, length]
     labels = jnp.where(weights[:, None] > 0, batch["labels"], 0)
-    loss, _ = cross_entropy(logits, labels, 0.0, label_smoothing)  # [rows, 2]
-    right = jnp.all(jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels, axis=1).astype(jnp.float32)
+    loss, _, best = cross_entropy(logits, labels, 0.0, label_smoothing)  # [rows, 2]
+    right = jnp.all(best == labels, axis=1).astype(jnp.float32)
     return {
       "loss": jnp.sum(jnp.mean(loss, axis=1) * weights),
       "accuracy": jnp.sum(right * weights),

@@ -187,7 +187,7 @@ class WithHead(Tunable):
     loss = metrics["loss"] / divide_by.rows
     if self.head.lm_loss_weight:
       targets, weights = _next_tokens(batch)
-      losses, _ = cross_entropy(outputs["logits"], targets, 0.0, 0.0)
+      losses, *_ = cross_entropy(outputs["logits"], targets, 0.0, 0.0)
       metrics["lm_loss"] = jnp.sum(losses * weights) / divide_by.tokens
       loss += self.head.lm_loss_weight * metrics["lm_loss"]
     return loss, metrics

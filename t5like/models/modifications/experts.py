@@ -6,7 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.activations import ACTIVATIONS, activate
+from t5like.kernels.activation_functions import ACTIVATIONS
+from t5like.kernels.activations import activate
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import draw_mlp_dropout, input_kernels, kernel_init

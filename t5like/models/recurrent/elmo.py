@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.kernels.activations import add_bias, relu
+from t5like.kernels.activation_functions import relu
+from t5like.kernels.activations import add_bias
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.kernels.lookup import look_up
 from t5like.models.auxiliary import Auxiliary
@@ -144,7 +145,7 @@ class ELMo(Tunable):
     back, _ = self.backward(_reversed(vectors[:, 1:]), deterministic=deterministic)
     outputs = {"logits": self.project(self.dropout(ahead[-1], deterministic))}
     scores = self.project(self.dropout(_reversed(back[-1]), deterministic))
-    losses, _ = cross_entropy(scores, inputs, 0.0, 0.0)
+    losses, *_ = cross_entropy(scores, inputs, 0.0, 0.0)
     outputs["auxiliary"] = {"backward_loss": Auxiliary(losses, weights, 1.0)}
     return outputs if carry is None else outputs | {"carry": carry_after}
 
