@@ -160,7 +160,9 @@ def test_an_invalid_batch_size_is_refused(models, size):
 
 def test_texts_may_be_a_generator_and_sizes_numbers_of_numpy(models):
   texts, t5 = ["w3", "w4"], models["t5"]
-  assert t5.rank((text for text in texts), ["w5", "w6"], batch_size=np.int64(2)) == t5.rank(texts, ["w5", "w6"])
+  ranked = t5.rank((text for text in texts), ["w5", "w6"], batch_size=np.int64(2))
+  for choice, expected in zip(sum(ranked, []), sum(t5.rank(texts, ["w5", "w6"]), []), strict=True):
+    assert choice.text == expected.text and choice.score == pytest.approx(expected.score, rel=1e-5)
 
 
 @pytest.mark.parametrize("given", [None, 3, ""])

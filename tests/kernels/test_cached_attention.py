@@ -73,3 +73,19 @@ def test_hypotheses_share_the_prompt(kernel, hypotheses):
   index = np.zeros(len(rows), int)
   expected = [[by_hand(0, r, h, index, r // hypotheses, False) for h in range(HEADS)] for r in rows]
   np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.version_sensitive
+@pytest.mark.parametrize("hypotheses", [1, HYPOTHESES])
+def test_a_step_in_bfloat16(hypotheses):
+  """XLA has no product of bfloat16 with a float32 result for several hypotheses on CPUs (jax 0.11 and 0.12)."""
+  rows, half = BATCH * hypotheses, jnp.bfloat16
+  origins = ORIGINS if hypotheses > 1 else None
+
+  def step(dtype):
+    # Rounded to bfloat16 in both cases.
+    new, generated, prompts = (jnp.asarray(x, half).astype(dtype) for x in (NEW[:rows], GENERATED[:rows], PROMPTS))
+    written, shared = GeneratedKV(generated, jnp.int32(66), origins), SharedKV(prompts, jnp.asarray(VALID))
+    return attend_and_write(new, written, shared, scale=0.5, kernel=False)[0].astype(jnp.float32)
+
+  np.testing.assert_allclose(step(half), step(jnp.float32), atol=0.02)

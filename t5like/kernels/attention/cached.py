@@ -19,6 +19,7 @@ from t5like.kernels.attention.masks import static
 from t5like.kernels.attention.synthesized import Synthesized
 from t5like.kernels.gpu.cached_attention import attend_per_row
 from t5like.kernels.gpu.hypotheses import attend_per_batch_row
+from t5like.kernels.products import product
 
 _MASKED = -1e30  # finite: a fully masked row yields an average instead of NaN
 
@@ -178,7 +179,7 @@ def _own(generated: GeneratedKV, hypotheses: int, length: int) -> jax.Array:
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+  return product(equation, a, b, jnp.float32)
 
 
 def _bias_at(by_distance: jax.Array, back: jax.Array) -> jax.Array:
