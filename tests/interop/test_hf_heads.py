@@ -71,6 +71,31 @@ def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
   assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])
 
 
+def test_a_question_has_any_number_of_choices(tmp_path):
+  """As in transformers: each choice is scored by itself, so the odds of two do not depend on the others."""
+  folder = shutil.copytree(GOLDEN / "BertForMultipleChoice", tmp_path / "folder")
+  write_tokenizer(folder, 23, cls=20, sep=21, mask=19, eos=21)
+  model = t5like.load(folder)
+  choices = ["w5 w6", "w7", "w8 w9 w10"]
+  (one,), (two, three) = (model.choose(["w3 w4"], [choices[:1]]), model.choose(["w3 w4"] * 2, [choices[:2], choices]))
+  assert one.probabilities == {choices[0]: 1.0} and list(three.probabilities) == choices
+  assert three.label == max(choices, key=three.probabilities.get)
+  assert sum(three.probabilities.values()) == pytest.approx(1.0)
+  odds = [found.probabilities[choices[0]] / found.probabilities[choices[1]] for found in (two, three)]
+  assert odds[0] == pytest.approx(odds[1], rel=1e-4) and odds[0] != pytest.approx(1.0, abs=1e-4)
+  # [CLS] question [SEP] choice [SEP], scored by the model itself.
+  rows = [[20, 3, 4, 21, 5, 6, 21, 0, 0], [20, 3, 4, 21, 7, 21, 0, 0, 0], [20, 3, 4, 21, 8, 9, 10, 21, 0]]
+  tokens, first = np.array([rows], np.int32), (np.arange(9) > 3).astype(np.int32)
+  batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": (tokens > 0).astype(np.int32)}
+  logits = model.module.apply({"params": model.params}, batch | {"encoder_token_types": first * (tokens > 0)})
+  expected = jax.nn.softmax(logits["label_logits"][0])
+  np.testing.assert_allclose(list(three.probabilities.values()), expected, rtol=1e-4)
+  assert model.choose("w3 w4", choices) == model.choose(["w3 w4"], choices)[0]
+  for wrong in ([], "w5", [["w5"], ["w6"]]):
+    with pytest.raises(UserError):
+      model.choose("w3", wrong)
+
+
 def test_the_end_of_sequence_pads_texts_that_do_not_end_with_it(tmp_path):
   """transformers' decoders refuse to classify several texts without a padding token."""
   folder = shutil.copytree(GOLDEN / "GPT2ForSequenceClassification", tmp_path / "folder")

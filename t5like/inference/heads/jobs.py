@@ -92,13 +92,24 @@ class Labeling:
     if self.form == "spans":
       return self._answers(batch, shape)
     length = shape.length if shape else max(p.length for p in batch)
-    tokens, types, lengths = _padded([row for p in batch for row in p.rows], length)
-    features = encoder_rows(tokens, types, lengths)
+    rows = _padded([row for p in batch for row in p.rows], length)
     if self.form == "choices":
-      features = {name: x.reshape(len(batch), -1, x.shape[-1]) for name, x in features.items()}
-    logits = self._runner(self._model.params, features, shape.rows if shape else 0)
+      logits = self._in_parts(rows, [len(p.rows) for p in batch], shape)
+    else:
+      logits = self._runner(self._model.params, encoder_rows(*rows), shape.rows if shape else 0)
     make = _ANSWERS.get(self.form, Labeling._label)
     return [(make(self, p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
+
+  def _in_parts(self, rows: Sequence[np.ndarray], counts: Sequence[int], shape: BatchShape | None) -> list[np.ndarray]:
+    """Returns the logits of inputs with `counts` rows each (windows or choices), computed in batches of one size.
+
+    rows: tokens, token types and lengths.
+    """
+    size, features, logits = max(shape.rows if shape else 0, 1), encoder_rows(*rows), []
+    for first in range(0, sum(counts), size):
+      part = {name: x[first : first + size] for name, x in features.items()}
+      logits.append(self._runner(self._model.params, part, size))
+    return np.split(np.concatenate(logits), np.cumsum(counts)[:-1])
 
   # From rows of text to rows of tokens.
 
@@ -113,8 +124,8 @@ class Labeling:
     choices = row.fields.get("choices")
     if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
       return "no list of texts in field 'choices'"
-    if len(choices) != self._head.choices:
-      return f"{len(choices)} choices, but the model was trained with {self._head.choices}"
+    if not choices:
+      return "no texts in field 'choices'"
     joined = [self._joined(row.text, choice) for choice in choices]
     wrong = next((found for found in joined if isinstance(found, str)), None)
     return wrong or PreparedRows(row, [], rows=joined, words=choices)
@@ -188,7 +199,7 @@ class Labeling:
     return {"value": float(logits[0])}
 
   def _choice(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
-    probabilities = softmax(logits)
+    probabilities = softmax(logits[:, 0])  # [choices, 1]
     best = int(np.argmax(probabilities))
     return {
       "label": prepared.words[best], "number": best, "probability": float(probabilities[best]),
@@ -205,20 +216,10 @@ class Labeling:
     return {"words": list(prepared.words), "tags": tags, "probabilities": probabilities}
 
   def _answers(self, batch: Sequence[PreparedRows], shape: BatchShape | None) -> list[tuple[Answer, int]]:
-    size = max(shape.rows if shape else 0, 1)
     windows = [p.windows for p in batch]
-    tokens, types, lengths = (
-      np.concatenate([getattr(w, name) for w in windows]) for name in ("tokens", "token_types", "lengths")
-    )
-    features, logits = encoder_rows(tokens, types, lengths), []
-    for first in range(0, len(tokens), size):
-      part = {name: x[first : first + size] for name, x in features.items()}
-      logits.append(self._runner(self._model.params, part, size))
-    ends = np.cumsum([len(w.tokens) for w in windows])[:-1]
-    return [
-      (self._span(p, own), int(p.windows.lengths.sum()))
-      for p, own in zip(batch, np.split(np.concatenate(logits), ends), strict=True)
-    ]
+    rows = [np.concatenate([getattr(w, name) for w in windows]) for name in ("tokens", "token_types", "lengths")]
+    logits = self._in_parts(rows, [len(w.tokens) for w in windows], shape)
+    return [(self._span(p, own), int(p.windows.lengths.sum())) for p, own in zip(batch, logits, strict=True)]
 
   def _span(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
     """Returns the best span of all windows, and its share of all pairs of a first and a last token."""

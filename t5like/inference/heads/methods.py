@@ -1,4 +1,4 @@
-"""The methods of a loaded model with a head: classify, tag and answer."""
+"""The methods of a loaded model with a head: classify, choose, tag and answer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from t5like.inference.heads.jobs import Labeling
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.jobs import Limits
 from t5like.inference.results import Label, Labels, SpanAnswer, Tag
-from t5like.inference.rows import listed
+from t5like.inference.rows import candidate_lists, listed
 
 _BATCH = 32
 Texts = str | Sequence[str]
 Pair = tuple[str, str]
 # The method for each form of head.
 _METHODS = {
-  **dict.fromkeys(("classification", "multi_label", "regression"), "classify"), "tagging": "tag", "spans": "answer",
+  **dict.fromkeys(("classification", "multi_label", "regression"), "classify"), "choices": "choose", "tagging": "tag",
+  "spans": "answer",
 }  # fmt: skip
 _KINDS = {"classification": Label, "multi_label": Labels}  # of results
 
 
 class HeadMethods:
-  """Labels, tags and answers of a model with a head; a part of Model."""
+  """Labels, choices, tags and answers of a model with a head; a part of Model."""
 
   def classify(
     self,
@@ -47,6 +48,26 @@ class HeadMethods:
     answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
     found = [_KINDS[job.form](**answer) if job.form in _KINDS else answer["value"] for answer in answers]
     return found[0] if single else found
+
+  def choose(
+    self, questions: Texts, choices: Sequence[str] | Sequence[Sequence[str]], batch_size: int = _BATCH,
+    truncate: bool = False,
+  ) -> Label | list[Label]:  # fmt: skip
+    """Chooses among the possible answers to each question: a list of texts for all questions, or one for each.
+
+    Returns: a Label whose `label` is the best choice, with the probabilities of all.
+    """
+    job = self._labeling("choose", ("choices",), truncate)
+    asked = listed(questions)
+    each = candidate_lists(asked, choices)
+    if len(each) != len(asked):
+      raise UserError(f"{len(asked)} questions but {len(each)} lists of choices", expected="one each, or one for all")
+    answers = self._answers(job, asked, batch_size, [{"choices": own} for own in each])
+    found = [
+      Label(answer["label"], answer["probability"], dict(zip(own, answer["probabilities"], strict=True)))
+      for own, answer in zip(each, answers, strict=True)
+    ]
+    return found[0] if isinstance(questions, str) else found
 
   def tag(
     self, texts: Texts | Sequence[Sequence[str]], batch_size: int = _BATCH, truncate: bool = False

@@ -95,10 +95,11 @@ class RegressionHead(nn.Module):
 class MultipleChoiceHead(nn.Module):
   """Scores each choice of a question separately; the softmax is over the choices.
 
-  Its batches have tokens [rows, choices, length], and labels [rows] are the number of the right choice.
+  Its batches have tokens [rows, choices, length], or [rows, length] with one choice each; labels [rows] are the number
+  of the right choice.
   """
 
-  choices: int = 0  # per question; 0: as in the task
+  choices: int = 0  # per question, in training; 0: as in the task
   pooling: str | None = None
   hidden: str | None = None
   hidden_dim: int | None = None
@@ -117,9 +118,9 @@ class MultipleChoiceHead(nn.Module):
 
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
-    """Returns {"label_logits": [rows, choices]} of features with [rows * choices] rows."""
+    """Returns {"label_logits": [rows, choices]}, given [rows * choices] rows of features; any number of choices."""
     scores = _score_rows(self, features, 1, self.use_bias, deterministic)
-    return {"label_logits": scores.reshape(-1, self.choices)}
+    return {"label_logits": scores.reshape(-1, features.texts or 1)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
