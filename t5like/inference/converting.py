@@ -154,7 +154,7 @@ def save_hugging_face(
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
     folder = Path(temporary) if storage.is_remote(target) else target
     form = None if vocabulary is None else prompt_form(model, vocabulary, experiment)
-    huggingface.save(folder, model, params, model_type, vocabulary, closed=form is None or form.end is not None)
+    huggingface.save(folder, model, params, model_type, vocabulary, closed=form is None or _is_closed(model, form))
     if form is not None:
       _save_tokenizer(folder, model, vocabulary, form)
     if decoding:
@@ -339,12 +339,17 @@ def _find_import_vocabulary(
   return name, vocabulary, ""
 
 
+def _is_closed(model: nn.Module, form: PromptForm) -> bool:
+  """Whether padding must differ from the end of the texts: sentence-transformers masks it, classifiers search for it."""
+  return form.end is not None and not isinstance(getattr(model, "head", None), EmbeddingHead)
+
+
 def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, form: PromptForm) -> None:
   from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer
 
-  config, has_head, closed = model.config, isinstance(model, WithHead), form.end is not None
+  config, has_head = model.config, isinstance(model, WithHead)
   around, types = TextSpecialTokens(form.start, form.end), config.num_token_types > 1
-  padding = padding_token(vocabulary, config.vocab_size, closed) if has_head else None
+  padding = padding_token(vocabulary, config.vocab_size, _is_closed(model, form)) if has_head else None
   # A head's rows and a decoder's prompts are as in training; without an end, as the tokenizer's.
-  keeps = not (closed and (has_head or model.batch_layout in ("decoder", "prefix_lm")))
+  keeps = form.end is None or not (has_head or model.batch_layout in ("decoder", "prefix_lm"))
   save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=keeps)

@@ -16,11 +16,12 @@ from safetensors.numpy import load_file, save_file
 import t5like
 from t5like.errors import UserError
 from t5like.experiments.languages import special_tokens
+from t5like.inference.converting import save_hugging_face
 from t5like.inference.prompts import prompt_form, with_rows_of
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, unflatten
 from t5like.models import GPT
-from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
+from t5like.models.heads import ClassificationHead, EmbeddingHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
 from t5like.objectives.segments import PairForm
 from t5like.objectives.spans import make_windows
 from t5like.vocabularies import load_vocabulary
@@ -96,13 +97,30 @@ def test_a_question_has_any_number_of_choices(tmp_path):
       model.choose("w3", wrong)
 
 
-def test_the_end_of_sequence_pads_texts_that_do_not_end_with_it(tmp_path):
-  """transformers' decoders refuse to classify several texts without a padding token."""
+@pytest.fixture
+def without_padding(tmp_path) -> Path:
+  """A classifier of GPT-2 whose tokenizer has no padding token."""
   folder = shutil.copytree(GOLDEN / "GPT2ForSequenceClassification", tmp_path / "folder")
   write_tokenizer(folder, 23, eos=2)
   settings = json.loads((folder / "tokenizer_config.json").read_text())
   (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "pad_token"}))
-  t5like.load(folder).save_hf(tmp_path / "saved")
+  return folder
+
+
+def test_the_end_of_sequence_pads_texts_that_do_not_end_with_it(without_padding, tmp_path):
+  """transformers' decoders refuse to classify several texts without a padding token."""
+  t5like.load(without_padding).save_hf(tmp_path / "saved")
+  assert json.loads((tmp_path / "saved/config.json").read_text())["pad_token_id"] == 2
+  assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["pad_token"] == "w2"
+
+
+def test_the_end_of_sequence_pads_texts_to_embed(without_padding, tmp_path):
+  """sentence-transformers does not encode without a padding token, and masks it."""
+  loaded = t5like.load(without_padding)
+  model = attach_head(loaded.module.backbone, EmbeddingHead(pooling="mean", length=8))
+  params, vocabulary = {"backbone": loaded.params["backbone"]}, loaded.vocabulary
+  assert prompt_form(model, vocabulary, None).end == 2  # its texts end with it, as in its training
+  save_hugging_face(tmp_path / "saved", model, params, vocabulary, None)
   assert json.loads((tmp_path / "saved/config.json").read_text())["pad_token_id"] == 2
   assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["pad_token"] == "w2"
 
