@@ -309,6 +309,8 @@ def _check(args: argparse.Namespace) -> None:
   if args.model_dir and not args.follow:
     storage.check_reachable(args.model_dir, "--model_dir")
     _check_folder(storage.as_path(args.model_dir))
+  if args.out and (out := storage.as_path(args.out)).exists() and not out.is_dir():
+    raise UserError(f"--out={args.out} is not a folder")
   for name, least in (("show", 0), ("resamples", 1)):
     if getattr(args, name) < least:
       raise UserError(f"invalid --{name}={getattr(args, name)}", expected=f"at least {least}")

@@ -37,8 +37,18 @@ class _Parser(argparse.ArgumentParser):
   def error(self, message: str):
     unknown = message.removeprefix("unrecognized arguments: ").split()
     options = [o for action in self._actions for o in action.option_strings]
-    close = nearest(unknown[0].split("=")[0], options) if unknown else ""
-    raise UserError(message, nearest=close, try_=f"{self.prog} --help")
+    name, _, value = unknown[0].partition("=") if unknown else ("", "", "")
+    if "--gin_file" in options and (macro := _macro(name)):
+      raise UserError(message, try_=f"--gin.{macro}={value or 'VALUE'}")
+    raise UserError(message, nearest=nearest(name, options), try_=f"{self.prog} --help")
+
+
+def _macro(option: str) -> str:
+  """Returns the macro of shipped gin files that has the name of an option: BATCH_SIZE for --batch_size."""
+  from t5like.configuration.checks import shipped_macros
+
+  name = option.removeprefix("--").replace("-", "_").upper()
+  return name if option.startswith("--") and name in shipped_macros() else ""
 
 
 def help_text() -> str:

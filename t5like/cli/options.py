@@ -43,16 +43,20 @@ def gin_search_paths(args: argparse.Namespace) -> list[str]:
   return [path for given in args.gin_search_paths for path in given.split(",") if path]
 
 
-def at_least(least: int) -> Callable[[str], int]:
+SEEDS = 2**32  # numbers of 32 bits
+
+
+def at_least(least: int, below: int | None = None) -> Callable[[str], int]:
   """Returns the type of an option that is a whole number."""
+  limit = "" if below is None else f", less than {below:,}"
 
   def read(text: str) -> int:
     try:
       number = int(text)
     except ValueError:
       number = least - 1
-    if number < least:
-      raise argparse.ArgumentTypeError(f"invalid value: {text!r} (expected a whole number of at least {least})")
+    if number < least or (below is not None and number >= below):
+      raise argparse.ArgumentTypeError(f"invalid value: {text!r} (expected a whole number of at least {least}{limit})")
     return number
 
   return read

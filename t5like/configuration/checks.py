@@ -102,7 +102,7 @@ def _check_parameter(binding: Binding, parameters: Mapping[str, inspect.Paramete
 
 
 @functools.cache
-def _shipped_macros() -> set[str]:
+def shipped_macros() -> set[str]:
   """Returns the macros that shipped files use."""
   return {name for path in shipped_folder().rglob("*.gin") for name in re.findall(r"%(\w+)", path.read_text("utf-8"))}
 
@@ -127,7 +127,7 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
     name, parameters = binding.value.name, _parameters(known.get(binding.selector))
     if name == REQUIRED or name in settings or len(users[name]) > 1 or parameters is None:
       return False
-    if not binding.shipped and name not in _shipped_macros():
+    if not binding.shipped and name not in shipped_macros():
       return False
     parameter = parameters.get(binding.parameter)
     return parameter is not None and parameter.default is not parameter.empty

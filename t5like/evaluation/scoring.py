@@ -53,8 +53,9 @@ class Evaluation:
       + (f"  (always {self.majority_answer!r}: {self.majority[name]:.2f})" if name in self.majority else "")
       for name, score in self.scores.items()
     )
+    texts = (f"{name}: {text.strip().splitlines()[0][:100]}" for name, text in self.others.items() if text.strip())
     failed = (f"the metric {name} failed: {error}" for name, error in self.failures.items())
-    return "\n  ".join(filter(None, [scores or "no scores", *failed]))
+    return "\n  ".join([scores or "no scores", *texts, *failed])
 
   def report(self, task: str, split: str, step: int, shown: int) -> str:
     """Formats the first `shown` answers and the scores with their baseline."""

@@ -43,8 +43,9 @@ class JsonLines:
       return 0
     done, end = self._read_done()
     check_same_rows(rows, done, self.path)
-    self._out = _open_for_append(self.path)
-    self._out.truncate(end)
+    with _write_errors(self.path):
+      self._out = _open_for_append(self.path)
+      self._out.truncate(end)
     return len(done)
 
   def write(self, rows: Sequence[Row | RejectedRow], answers: Sequence[dict[str, Any] | None]) -> None:
@@ -59,7 +60,8 @@ class JsonLines:
 
   def close(self) -> None:
     if self.path is not None and self._out is not None:
-      self._out.close()
+      with _write_errors(self.path):  # closing writes what a full disk did not take
+        self._out.close()
 
   def finish(self) -> None:
     """Does nothing: the file is complete."""
@@ -128,9 +130,10 @@ class VectorFile:
       return
     records = np.memmap(self._part, self._record_dtype, "r")
     fresh = self.path.with_name(self.path.name + ".tmp")
-    with _write_errors(fresh), open(fresh, "wb") as file:
-      np.save(file, np.ascontiguousarray(records["vector"]))
-    write_text(_finished_path(self._target), f"{_combined_digest(records['digest'])}\n")
+    with _write_errors(fresh):
+      with open(fresh, "wb") as file:
+        np.save(file, np.ascontiguousarray(records["vector"]))
+      write_text(_finished_path(self._target), f"{_combined_digest(records['digest'])}\n")
     fresh.replace(self.path)
     if self._target is not self.path:
       with _write_errors(self._target):
@@ -149,7 +152,8 @@ class VectorFile:
 
   def close(self) -> None:
     if self._out is not None:
-      self._out.close()
+      with _write_errors(self.path):
+        self._out.close()
 
 
 def _open_for_append(path: Path) -> Any:
@@ -233,7 +237,8 @@ def start_file(path: Path, header: Header, overwrite: bool) -> None:
     for file in files:
       file.unlink(missing_ok=True)
   if not any(file.exists() for file in files):
-    write_text(header_path(path), json.dumps(header, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+    with _write_errors(path):
+      write_text(header_path(path), json.dumps(header, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def header_path(path: Path) -> Path:

@@ -24,6 +24,20 @@ def test_a_misspelled_macro(refused, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+  ("option", "hint"),
+  [
+    ("--batch_size=8", "try  --gin.BATCH_SIZE=8"),
+    ("--model-dir=/tmp/x", "try  --gin.MODEL_DIR=/tmp/x"),
+    ("--task_modules=mine", "try  --gin.TASK_MODULES=mine"),
+    ("--restrats=3", "nearest  --restarts"),
+  ],
+)
+def test_a_setting_as_an_option(refused, option, hint):
+  message = refused(option)
+  assert "unrecognized arguments" in message and hint in message
+
+
 def test_a_missing_gin_file(refused):
   assert "models/t5/tiny.gin" in refused("--gin_file=models/t5/tinny.gin")
 

@@ -68,6 +68,8 @@ def test_seqio_metric_values_are_read():
   assert as_number(metrics.Text("some words")) is None
   found = compute([Metric("m", lambda targets, predictions: {"text": metrics.Text("some words")})], ANSWERS)
   assert found.others == {"text": "some words"}
+  shown = scoring.Evaluation({}, {}, [], others={"text": "some words\nand more", "empty": ""}).summary()
+  assert shown == "no scores\n  text: some words"
 
 
 def test_a_failing_metric_is_reported_and_the_others_are_computed():

@@ -30,6 +30,16 @@ def test_a_row_is_a_line_of_json(row, read):
   assert line.endswith(b"\n") and json.loads(line, parse_constant=refuse) == read
 
 
+def test_a_disk_that_is_full(tmp_path):
+  file, row = tmp_path / "out.jsonl", Row(0, "line 1", "a text", {})
+  file.symlink_to("/dev/full")
+  lines = JsonLines(file, "inputs")
+  lines._out = open(file, "ab")
+  for action in (lambda: lines.write([row], [{}]), lines.close):
+    with pytest.raises(RunError, match="out.jsonl: No space left on device"):
+      action()
+
+
 def test_standard_output_that_is_full_or_closed(monkeypatch):
   lines, row = JsonLines(None, "inputs"), Row(0, "line 1", "a text", {})
   with open("/dev/full", "wb", buffering=0) as full:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from t5like.cli.options import add_task_modules, task_modules
+from t5like.cli.options import SEEDS, add_task_modules, at_least, task_modules
 from t5like.errors import UserError
 from t5like.tasks.quiet_start import load_seqio
 
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--text", default=EXAMPLE, help="the text (default: the T5 paper's example)")
   parser.add_argument("--other", default=OTHER, help="text of another document, for next-sentence prediction")
   parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, bert_uncased for encoders)")
-  parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
+  parser.add_argument("--seed", type=at_least(0, SEEDS), default=0, help="seed of the noise (default: 0)")
   add_task_modules(parser)
   parser.add_argument("--length", type=int, default=512, help="input length for the printed lengths (default: 512)")
 

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.options import add_task_modules, parse_lengths, task_modules
+from t5like.cli.options import SEEDS, add_task_modules, at_least, parse_lengths, task_modules
 from t5like.console import paint
 from t5like.errors import UserError
 
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, bert_uncased for encoders)")
   parser.add_argument("--objective", help="objective for a corpus (default: the one in its name, or span_corruption)")
   parser.add_argument("--lengths", metavar="inputs=N", help="input length of a row in tokens (default: 512)")
-  parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
+  parser.add_argument("--seed", type=at_least(0, SEEDS), default=0, help="seed of the noise (default: 0)")
   add_task_modules(parser)
 
 

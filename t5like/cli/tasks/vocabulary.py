@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from t5like.cli.options import add_task_modules, task_modules
+from t5like.cli.options import SEEDS, add_task_modules, at_least, task_modules
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.tasks.quiet_start import load_seqio
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--max_sentences", type=int, default=1_000_000, help="maximum number of sampled sentences (default: 1000000)"
   )
-  parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
+  parser.add_argument("--seed", type=at_least(0, SEEDS), default=0, help="seed of the sample (default: 0)")
   parser.add_argument("--split", default="train", help="the split of a task (default: train)")
   parser.add_argument("--field", default="text", help="the field of JSON lines with the text (default: text)")
   add_task_modules(parser)

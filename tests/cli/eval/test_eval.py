@@ -148,6 +148,7 @@ def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
     (["--shots=2", "--prompt={quiz}", "--inputs_length=8"], "tokens (limit 8)"),
     (["--submit=squad", "--task=snli"], "is not part of the squad leaderboard"),
     (["--top_p=2"], "--top_p=2.0 is invalid"),
+    (["--out={quiz}"], "quiz.txt is not a folder"),
   ],
 )
 def test_invalid_input_is_reported_before_work_starts(t5like, run, tmp_path, options, message):
