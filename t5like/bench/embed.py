@@ -47,7 +47,7 @@ def measure_embed(settings: EmbedBench) -> list[dict[str, Any]]:
 
 
 def make_texts(count: int, words: int | None = None) -> list[str]:
-  """Returns sentences of SNLI, or texts of about so many words that consist of them."""
+  """Returns sentences of SNLI, or texts of about `words` words that join them."""
   with gzip.open(_SENTENCES, "rt", encoding="utf-8") as file:
     rows = [json.loads(line) for line in file]
   sentences = itertools.cycle([row[name] for row in rows for name in ("premise", "hypothesis")])

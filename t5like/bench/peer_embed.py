@@ -51,7 +51,7 @@ def _sentence_transformers(folder: str, batch_size: int, device: str, dtype: Any
 
 
 def _transformers(folder: str, batch_size: int, device: str, dtype: Any) -> tuple[Callable, Callable]:
-  """What SentenceTransformer.encode does: sorts texts by length, pads batches to their longest, takes the mean."""
+  """Embeds as SentenceTransformer.encode does: sorts texts by length, pads batches to their longest, takes the mean."""
   import torch
   from transformers import AutoModel, AutoTokenizer
 

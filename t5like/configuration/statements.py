@@ -30,7 +30,7 @@ _MAX_FILE_BYTES = 1 << 20  # config.gin has a few thousand
 
 @dataclasses.dataclass(frozen=True)
 class Permissions:
-  """What a gin file may include and import.
+  """The files and modules that a gin file may include and import.
 
   Files that the user names may import any module and include any file on the search path. The config.gin of a model
   directory is untrusted data: it may only include shipped files, and only import t5like's `configurables` and the

@@ -43,7 +43,7 @@ class PlannedEpisode:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-  """What trains in a run, from start to end."""
+  """The trained variables of a run, from start to end."""
 
   variables: Variables
   episodes: Sequence[PlannedEpisode]

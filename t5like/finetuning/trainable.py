@@ -1,4 +1,4 @@
-"""What trains: everything, the head, all above a layer, or by regular expressions."""
+"""Choices of trained variables: everything, the head, all above a layer, or by regular expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class Trainable:
-  """What trains in a run. Subclasses return its episodes; the first one starts at step 0."""
+  """The choice of trained variables in a run. Subclasses return its episodes; the first one starts at step 0."""
 
   tunes: ClassVar[bool] = False  # whether `tune` adds parameters: checkpoints then hold only what trains
 

@@ -170,7 +170,7 @@ class ResidualScale(nn.Module):
 
 
 class Dropout(nn.Module):
-  """Dropout that draws its mask anew in the backward pass, instead of storing it."""
+  """Dropout that recomputes its mask in the backward pass, instead of storing it."""
 
   rate: float
 

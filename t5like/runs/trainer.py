@@ -162,7 +162,7 @@ class Trainer:
     return state
 
   def compile_ahead(self, start: StartingPoint) -> None:
-    """Starts to compile the steps, which goes on while the run is described, and initialized or restored."""
+    """Starts to compile the steps in the background, while the run is described and initialized or restored."""
     experiment, stopping = self._experiment, dataclasses.replace(self._experiment.early_stopping)
     if stopping.metric and stopping.restore(read_metrics(self._run.model_dir), start.step):
       return  # nothing is left to train

@@ -36,7 +36,7 @@ class Suite:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """What a run adds to the command of a suite."""
+  """The settings that a run adds to the command of a suite."""
 
   name: str
   files: tuple[str, ...] = ()

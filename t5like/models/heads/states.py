@@ -19,7 +19,7 @@ HIDDEN = {"tanh": jnp.tanh, **ACTIVATIONS}
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-  """What a backbone computes for a head."""
+  """The states of a backbone that a head reads."""
 
   config: TransformerConfig
   states: jax.Array  # [rows, length, embed]; for a mix of layers [layers + 1, rows, length, embed], embeddings first

@@ -13,7 +13,7 @@ from t5like.models.recurrent.config import RecurrentConfig
 
 
 class LSTMState(NamedTuple):
-  """What an LSTM carries from one position to the next, float32."""
+  """The state that an LSTM carries from one position to the next, float32."""
 
   cell: jax.Array  # [rows, features]
   output: jax.Array  # [rows, projection or features]

@@ -36,7 +36,7 @@ _ANY_LENGTH = 512
 
 @dataclasses.dataclass(frozen=True)
 class CacheKind:
-  """What a cache stores of a task; `why` explains any kind but "text"."""
+  """The part of a task that a cache stores; `why` explains any kind but "text"."""
 
   name: Literal["text", "tokens", "stream"]
   why: str = ""

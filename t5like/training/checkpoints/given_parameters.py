@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Fate:
-  """What becomes of an array: "taken" or "resized" from the source, "new" in the run, "left out" of it."""
+  """The fate of an array: "taken" or "resized" from the source, "new" in the run, "left out" of it."""
 
   path: str
   status: str
@@ -22,7 +22,7 @@ class Fate:
 
 @dataclasses.dataclass(frozen=True)
 class SourceModel:
-  """What is known about the model that parameters belong to; None: unknown."""
+  """Known facts about the model that parameters belong to; None: unknown."""
 
   head: Any = None  # a module of models/heads
   vocabulary: Any = None  # a Vocabulary
