@@ -340,7 +340,7 @@ def _find_import_vocabulary(
 
 
 def _is_closed(model: nn.Module, form: PromptForm) -> bool:
-  """Whether padding must differ from the end of the texts: sentence-transformers masks it, classifiers search for it."""
+  """Whether padding must differ from the end of texts: transformers' classifiers search for it, embeddings mask it."""
   return form.end is not None and not isinstance(getattr(model, "head", None), EmbeddingHead)
 
 
