@@ -21,7 +21,15 @@ from t5like.inference.prompts import prompt_form, with_rows_of
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, unflatten
 from t5like.models import GPT
-from t5like.models.heads import ClassificationHead, EmbeddingHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
+from t5like.models.heads import (
+  ClassificationHead,
+  EmbeddingHead,
+  RegressionHead,
+  SpanHead,
+  TaggingHead,
+  WithHead,
+  attach_head,
+)
 from t5like.objectives.segments import PairForm
 from t5like.objectives.spans import make_windows
 from t5like.vocabularies import load_vocabulary
