@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.platform import is_single_gpu, target_platform
 
-# Logits from which the kernel is used: for fewer, XLA fuses more than it reads.
+# The least number of logits for the kernel: XLA fuses smaller reductions with the operations around them.
 _LARGE = 2**24
 
 
@@ -63,7 +63,7 @@ def _summarize(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Ar
     from t5like.kernels.gpu.log_sum_exp import log_sum_exp
 
     log_z, best = (x.reshape(targets.shape) for x in log_sum_exp(logits.reshape(-1, logits.shape[-1])))
-    # XLA would read all logits once more for the sum of the other case.
+    # A gather, because the masked sum below would read all logits once more.
     at = jnp.clip(targets, 0, logits.shape[-1] - 1)[..., None]
     return log_z, jnp.take_along_axis(logits, at, axis=-1)[..., 0].astype(jnp.float32), best
   values = logits.astype(jnp.float32)
