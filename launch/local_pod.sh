@@ -11,7 +11,8 @@
 #   launch/local_pod.sh 2 --devices=2 -- t5like train --gin_file=runs/quickstart/pretrain.gin --gin.MODEL_DIR=/tmp/pod
 #
 # Every line of output starts with the number of its process. The first process that fails stops the others, and its
-# exit status is that of this command: 143 and 130 after SIGTERM and SIGINT, which are forwarded to all processes.
+# exit status is that of this command: 143 and 130 after SIGTERM and SIGINT, which are forwarded to all processes. A
+# second signal kills them.
 #
 # The command is searched in the virtual environment T5LIKE_VENV (if set), on the PATH, and in the .venv that
 # quickstart.sh and test.sh create in this checkout.
@@ -95,8 +96,17 @@ kill_tree() {
 }
 trap 'kill_all; rm -rf "$pipes"' EXIT
 status=0 deadline="" received=""
-trap 'received=TERM; signal_all TERM' TERM
-trap 'received=INT; signal_all INT' INT
+# The first signal is forwarded and limits the time to stop: a process that waits for another one may never react.
+receive() {
+  if [ -n "$received" ]; then
+    deadline=$SECONDS
+  else
+    received="$1" deadline="${deadline:-$((SECONDS + ${T5LIKE_STOP_SECONDS:-600}))}"
+    signal_all "$1"
+  fi
+}
+trap 'receive TERM' TERM
+trap 'receive INT' INT
 
 exec {errors}>&2 2>/dev/null # bash would report every job that a signal ended
 for ((i = 0; i < processes; i++)); do
@@ -121,13 +131,25 @@ failed() {
   status="$2"
   if [ "$2" -eq 143 ] || [ "$2" -eq 130 ]; then grace=600; fi
   grace="${T5LIKE_STOP_SECONDS:-$grace}"
-  deadline=$((SECONDS + grace))
+  # After a signal, the time counts from there, unless this failure leaves the others less.
+  if [ -z "$deadline" ] || [ $((SECONDS + grace)) -lt "$deadline" ]; then deadline=$((SECONDS + grace)); fi
   echo "local_pod: process $1 exited with status $2" >&"$errors"
   if [ -z "$received" ] && [ "$processes" -gt 1 ]; then signal_all TERM; fi
 }
 
+# suspicion STATUS: how likely a process that ended with it is the cause if several have ended at the same time. One that
+# was killed by a signal is; one that JAX aborted (134) or that failed to reach another may be a consequence.
+suspicion() {
+  case "$1" in
+    0) echo 0 ;;
+    134) echo 1 ;;
+    *) if [ "$1" -gt 128 ]; then echo 3; else echo 2; fi ;;
+  esac
+}
+
 running="$processes"
 while [ "$running" -gt 0 ]; do
+  cause="" most=0
   for i in "${!pids[@]}"; do
     pid="${pids[$i]}"
     if [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then
@@ -135,9 +157,11 @@ while [ "$running" -gt 0 ]; do
       wait "$pid" || ended=$?
       pids[i]=""
       running=$((running - 1))
-      if [ "$ended" -ne 0 ]; then failed "$i" "$ended"; fi
+      if [ "$(suspicion "$ended")" -gt "$most" ]; then cause="$i $ended" most="$(suspicion "$ended")"; fi
     fi
   done
+  # shellcheck disable=SC2086 # two arguments
+  if [ -n "$cause" ]; then failed $cause; fi
   if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
     echo "local_pod: killed the processes that did not stop in time" >&"$errors"
     kill_all

@@ -8,13 +8,14 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import t5like
-from t5like.errors import ERROR_FILE, UserError, nearest
+from t5like.errors import ERROR_FILE, RunError, UserError, nearest
 
 COMMANDS = {
   "train": "pre-train or fine-tune a model from gin files",
@@ -149,11 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
-  except Exception:
+  except Exception as error:
     if not _is_multi_process():
       raise
     # Python would wait half a minute for the other hosts, which fail without this one.
-    traceback.print_exc()
+    lost = _lost_host(error)
+    if lost is None or "--verbose" in argv:
+      traceback.print_exc()
+    if lost is not None:
+      print(f"error: {lost.render()}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -162,3 +167,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_multi_process() -> bool:
   jax = sys.modules.get("jax")  # not imported: no cluster was joined
   return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def _lost_host(error: Exception) -> RunError | None:
+  """Returns the message for an error of JAX that only means that another host has ended; None for other errors."""
+  text = str(error).strip().split("\n")[0]
+  if type(error).__name__ != "JaxRuntimeError" or not re.search(r"Gloo [\w -]+ failed|[Cc]oordination service", text):
+    return None
+  return RunError(
+    "the connection to another host is lost: it has ended, or cannot be reached",
+    because=text,
+    see="the logs of the other hosts: the first error is the cause",
+    try_="the same command on all hosts, which resumes from the last checkpoint",
+  )

@@ -13,6 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from t5like.errors import UserError, nearest
+from t5like.parallel.connections import connect_mesh
 from t5like.parallel.presets import PRESETS, mesh_axes_used
 
 AXES = ("data", "fsdp", "tensor")
@@ -121,14 +122,20 @@ def _suggestions(axes: MeshAxes, devices: int) -> Iterator[dict[str, int]]:
 
 
 def make_mesh(axes: MeshAxes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """Builds a mesh over `devices`, by default all. Raises MeshError if the axes do not fit them."""
+  """Builds a mesh over `devices`, by default all. Raises MeshError if the axes do not fit them.
+
+  With several processes, all must call it: those of CPUs connect.
+  """
   devices = jax.devices() if devices is None else devices
   sizes = axes.sizes(len(devices))
   _check_unused_axes(axes, sizes)
   names, kinds = tuple(sizes), (AxisType.Auto,) * len(sizes)
   if _has_slices(axes, devices):
-    return Mesh(arrange_slices(sizes, axes.slices, devices), names, axis_types=kinds)
-  return jax.make_mesh(tuple(sizes.values()), names, devices=devices, axis_types=kinds)
+    mesh = Mesh(arrange_slices(sizes, axes.slices, devices), names, axis_types=kinds)
+  else:
+    mesh = jax.make_mesh(tuple(sizes.values()), names, devices=devices, axis_types=kinds)
+  connect_mesh(mesh)
+  return mesh
 
 
 def abstract_mesh(axes: MeshAxes, devices: int) -> AbstractMesh:

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 
 import t5like
 from t5like.errors import UserError
+from t5like.parallel.connections import connect_processes
 from t5like.parallel.roll_call import Host, check_consistent, check_present, roll_call
 
 # By argument name; only needed if the cluster is not detected automatically.
@@ -79,7 +80,9 @@ def start(
   jax.distributed.initialize(
     process.coordinator, process.processes, process.process_id, initialization_timeout=max(int(timeout), 1)
   )
-  return _count_devices(present)
+  report = _count_devices(present)
+  connect_processes()
+  return report
 
 
 def _count_devices(present: list[Host]) -> HostReport:

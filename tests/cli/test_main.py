@@ -86,3 +86,13 @@ def test_overrides_are_parsed_with_and_without_equals_sign():
 
 def test_a_command_without_gin_refuses_overrides(t5like):
   assert "takes no --gin options" in t5like("cache", "novels", "--gin.SEED=1", status=2).stderr
+
+
+def test_a_lost_host_is_told_from_other_errors():
+  """An error of JAX that only means that another host has ended becomes a message; others keep their traceback."""
+  from jax.errors import JaxRuntimeError
+
+  lost = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:41950")
+  assert "Connection closed by peer" in command._lost_host(lost).render()
+  assert command._lost_host(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")) is None
+  assert command._lost_host(ValueError("Gloo all-reduce failed")) is None

@@ -92,6 +92,39 @@ def test_a_process_that_does_not_stop_is_killed_with_its_children():
   assert not alive(f"sleep\0{seconds}")
 
 
+def test_the_killed_process_is_named_and_not_one_that_failed_without_it(tmp_path):
+  """All have ended when the script looks; the first by its number has failed as a consequence."""
+  ends = (
+    "echo ready; while [ ! -e $1 ]; do sleep 0.1; done; echo $$ >> $1; [ $T5LIKE_PROCESS_ID != 2 ] || kill -KILL $$;"
+  )
+  pod = start(3, ["bash", "-c", ends + "exit $((1 + T5LIKE_PROCESS_ID * 133))", "name", tmp_path / "end"])
+  for _ in range(3):
+    assert "ready" in pod.stdout.readline()
+  pod.send_signal(signal.SIGSTOP)
+  (tmp_path / "end").touch()
+  while len((tmp_path / "end").read_text().split()) < 3:
+    time.sleep(0.1)
+  time.sleep(1)
+  pod.send_signal(signal.SIGCONT)
+  output = pod.communicate(timeout=300)[0]
+  assert pod.returncode == 137 and "process 2 exited with status 137" in output
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_processes_that_ignore_a_signal_are_killed_in_time_or_by_a_second_one(again):
+  pod = start(2, ["bash", "-c", "trap '' TERM; echo ready; sleep 300 & wait; exit 9"],
+              T5LIKE_STOP_SECONDS="200" if again else "1")  # fmt: skip
+  assert {pod.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+  began = time.monotonic()
+  pod.send_signal(signal.SIGTERM)
+  if again:
+    time.sleep(1)
+    pod.send_signal(signal.SIGTERM)
+  output = pod.communicate(timeout=300)[0]
+  assert pod.returncode == 137 and time.monotonic() - began < 100
+  assert "killed the processes that did not stop in time" in output
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "the last word"), (signal.SIGINT, "interrupted")])
 def test_a_signal_reaches_each_process_once(number, word):

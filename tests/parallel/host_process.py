@@ -9,6 +9,8 @@ import time
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from t5like import parallel
 from t5like.data import HostShare
@@ -41,6 +43,19 @@ def rows(meshes: str) -> None:
     array = parallel.to_global_arrays({"rows": numbers}, mesh)["rows"]
     right = all((np.asarray(shard.data) == np.arange(48)[shard.index]).all() for shard in array.addressable_shards)
     print("rows", *numbers, "right" if right and array.shape == (48,) else "wrong", flush=True)
+
+
+def late(meshes: str) -> None:
+  """Sums along the axes of a mesh; process 1 comes later than gloo waits to connect."""
+  (axes,) = mesh_axes(meshes)
+  mesh = parallel.make_mesh(axes)
+  numbers = np.arange(mesh.size, dtype=np.float32).reshape(mesh.devices.shape)
+  by_device, everywhere = NamedSharding(mesh, P(*mesh.axis_names)), NamedSharding(mesh, P())
+  array = jax.make_array_from_callback(numbers.shape, by_device, lambda index: numbers[index])
+  time.sleep(35 * jax.process_index())
+  for axis in (None, 0, 1):
+    total = jax.jit(lambda x, axis=axis: x.sum(axis), out_shardings=everywhere)(array)
+    print("sums", *np.ravel(total.addressable_data(0)), flush=True)
 
 
 def compare() -> int:
@@ -85,6 +100,8 @@ def main(action: str, config: str, timeout: str) -> int:
     train(os.environ["MESHES"])
   elif action == "rows":
     rows(os.environ["MESHES"])
+  elif action == "late":
+    late(os.environ["MESHES"])
   elif action == "compare":
     return compare()
   elif action == "loop":

@@ -126,6 +126,15 @@ def test_hosts_train_as_one(processes, devices, meshes):
 
 
 @pytest.mark.slow
+def test_a_host_that_computes_longer_than_gloo_waits_is_waited_for():
+  """Hosts that compile on busy cores reach their first step more than 30 seconds apart."""
+  with Pod("late", 2, devices=2, meshes="2,2,1") as pod:
+    outputs = pod.results()
+  for output in outputs.values():
+    assert re.findall("sums (.*)", output) == ["6.0", "2.0 4.0", "1.0 5.0"], output
+
+
+@pytest.mark.slow
 def test_every_device_has_the_rows_of_its_shard():
   """By hand: the rows of a batch of 48 that each of 4 processes with 3 devices loads, for several meshes."""
   quarters = [list(range(n, n + 12)) for n in (0, 12, 24, 36)]
