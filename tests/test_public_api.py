@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import t5like
+from t5like.errors import UserError
 from t5like.experiments.writing import config_text
 from t5like.models import T5, TransformerConfig
 from t5like.objectives import Lengths, Pairs, Ragged
+from t5like.objectives.catalogue import find_objective
 from t5like.training.step import train_step
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -259,6 +261,38 @@ def test_an_objective_by_name(settings):
   assert experiment.objective == Backwards() and experiment.task == "novels"
   result = t5like.train(experiment)
   assert t5like.load(result.model_dir).experiment.objective == Backwards()  # named in its config.gin
+
+
+def test_an_objective_of_a_cell_that_runs_again():
+  for density in (0.1, 0.2):
+    cell = {"__name__": "__main__", "t5like": t5like, "dataclasses": dataclasses}
+    exec("@dataclasses.dataclass(frozen=True)\nclass Mine(t5like.Objective):\n  density: float", cell)
+    objective = t5like.register_objective("of_a_cell", cell["Mine"](density))
+    assert find_objective("of_a_cell") is objective
+  with pytest.raises(UserError, match="already registered"):
+    t5like.register_objective("of_a_cell", Backwards())
+
+
+def test_paths_and_hooks_of_other_types(settings, tmp_path):
+  files = ["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
+  experiment = t5like.read_experiment(files, MODEL_DIR=tmp_path / "run", INIT_FROM=tmp_path / "base")
+  assert (experiment.model_dir, experiment.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
+  for hooks in ([print], t5like.Hook(1, print), None):
+    with pytest.raises(UserError, match="not a list of hooks"):
+      t5like.train(t5like.Experiment(**settings), hooks=hooks)
+  with pytest.raises(UserError, match="step is not a function"):
+    t5like.train(t5like.Experiment(**settings), step=3)
+  with pytest.raises(UserError, match="invalid batch size: 0"):
+    t5like.read_experiment(
+      ["models/bert/tiny.gin", "finetune/bert.gin"], MODEL_DIR=tmp_path, INIT_FROM=None, METRIC="accuracy",
+      HEAD_TASK="glue_sst2_classification", EXAMPLES=8, HEAD_BATCH_SIZE=0,
+    )  # fmt: skip
+  with pytest.raises(UserError, match="row 1 has no document"):
+    t5like.save_examples([{"query": "a", "document": "b"}, {"query": "c"}], tmp_path)
+  with pytest.raises(UserError, match="not a path: 5"):
+    t5like.load(t5like.train(t5like.Experiment(**settings | {"steps": 1})).model_dir).save(5)
+  with pytest.raises(UserError, match="cannot write the rows"):
+    t5like.save_examples([{"text": "a"}], "/proc/t5like")
 
 
 class WithLengthHead(nn.Module):

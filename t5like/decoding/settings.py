@@ -13,7 +13,7 @@ METHODS = ("greedy", "sample", "beam")
 PENALTY_FORMS = ("gnmt", "power")
 EARLY_STOPPING = ("never", "heuristic", "first")
 _DEFAULT_BEAMS = 4
-_MAX_LENGTH, _MAX_HYPOTHESES = 1_000_000, 4096
+_MAX_LENGTH, _MAX_HYPOTHESES = 2**20, 4096  # lengths are rounded up to powers of 2
 _WHOLE = ("max_length", "min_length", "n_best", "top_k", "no_repeat_ngram", "seed")
 _TYPES = {
   **dict.fromkeys(_WHOLE, (numbers.Integral, "a whole number")),

@@ -39,15 +39,18 @@ def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int
 
 
 def head_scores(cache: data.TokenCache) -> list[str]:
-  """Returns the names of the scores of a task whose targets have the form of predictions; [] for others."""
+  """Returns the names of the scores of a task whose predictions are known without a model; [] for others."""
   form = data.LabelForm.of(cache)
-  if form is None or form.name not in _LIKE_TARGETS or form.grouped or not _is_shipped(cache):
+  embeds = form is not None and form.name == "embedding" and form.target in ("", "regression")
+  if form is None or not (embeds or form.name in _LIKE_TARGETS) or form.grouped or not _is_shipped(cache):
     return []
   rows = itertools.islice(cache.fields(), _TRIED)
   fields = [row | ({"labels": row["label"]} if "label" in row else {}) for row in rows]
   postprocess = find_postprocessor(cache.scoring, ())
   functions = [metric.function for metric in find_metrics(cache.scoring, ())]
   try:
+    if embeds and form.texts == 2 and not form.target:  # retrieval of the document of each query
+      return list(metric_scores(functions, [{0: 1.0}], [[0]]))
     targets = [postprocess(None, example=row, is_target=True) for row in fields]
     return list(metric_scores(functions, targets, targets))
   except Exception:  # a trial must not stop a run: predictions may differ from targets, after all

@@ -236,7 +236,8 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
   if not is_inside(module, packages):
     raise UserError(
       f"the scoring function {named} is not from t5like, seqio or t5 and needs an explicitly trusted module",
-      try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you trust it",
+      try_=f"--task_modules={module} (in training: --gin.TASK_MODULES; in Python: load(..., modules=[{module!r}])), if "
+      "you trust it",
     )
   try:
     function = functools.reduce(getattr, name.split("."), import_user_module(module))

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 import gin
 
+from t5like.errors import UserError
+
 
 def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0, at_most: int | None = None) -> int:
   """Returns the number of steps in which `examples` are read `epochs` times, at least one."""
+  for name, value in (("number of examples", examples), ("batch size", batch_size), ("number of epochs", epochs)):
+    if not value > 0:
+      raise UserError(f"invalid {name}: {value!r}", expected="a positive number")
   steps = max(round(examples * epochs / batch_size), 1)
   return steps if at_most is None else min(steps, at_most)
 

@@ -12,7 +12,10 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 
 # Fields that tasks read: every row must have those of the first row.
-_FIELDS = ("inputs", "targets", "text", "text_pair", "label", "tokens", "tags", "anchor", "positive", "negative")
+_FIELDS = (
+  "inputs", "targets", "text", "text_pair", "label", "tokens", "tags", "anchor", "positive", "negative", "query",
+  "document", "sentence1", "sentence2", "score",
+)  # fmt: skip
 # Methods of tables that return dicts, and their arguments: of polars, pyarrow and pandas.
 _TABLES = {"to_dicts": (), "to_pylist": (), "to_dict": ("records",)}
 
@@ -42,8 +45,8 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
   text = b"".join(lines)
   path = storage.as_path(folder) / f"{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
   if not path.is_file():
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomic(path, text)
+    with storage.write_errors("the rows", file=path, try_="folder=..., another folder"):
+      storage.write_atomic(path, text)
   return str(path)
 
 

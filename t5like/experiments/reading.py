@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,8 +67,8 @@ def read_experiment(
     files: gin files, from t5like's gin folder (`models/t5/tiny.gin`) or your own; later ones win.
     overrides: pairs of a name and its value as gin text, as in `--gin.NAME=VALUE` on the command line.
     search_paths: additional folders to search for files.
-    **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`; references as
-      in gin: `TRAINABLE="@HeadOnly()"`.
+    **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`; paths as text
+      or Path; references as in gin: `TRAINABLE="@HeadOnly()"`.
 
   Returns:
     The experiment with its complete gin text, independent of other experiments in this process.
@@ -75,6 +76,7 @@ def read_experiment(
   Raises:
     UserError: a file, a name or a value is invalid, or a required one is missing.
   """
+  settings = {name: str(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
   for name, value in settings.items():
     if not is_literal(value):
       raise UserError(

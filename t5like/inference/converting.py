@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -151,7 +153,7 @@ def save_hugging_face(
   head = getattr(model, "head", None)
   if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
     model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
-  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
+  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary, _write_errors(target):
     folder = Path(temporary) if storage.is_remote(target) else target
     form = None if vocabulary is None else prompt_form(model, vocabulary, experiment)
     huggingface.save(folder, model, params, model_type, vocabulary, closed=form is None or _is_closed(model, form))
@@ -163,6 +165,10 @@ def save_hugging_face(
       hf_generation.keep_template_and_ends(origin, folder)
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
+
+
+def _write_errors(target: Path) -> contextlib.AbstractContextManager:
+  return storage.write_errors("the model", folder=target, try_="another folder")
 
 
 def save_model_directory(
@@ -179,7 +185,8 @@ def save_model_directory(
   If `source` is a model directory its configuration is kept, so that prompts are formatted as before.
   `settings` are the model's own, by macro.
   """
-  save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
+  with _write_errors(target):
+    save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
   if jax.process_index() != 0:
     return
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
@@ -218,6 +225,8 @@ def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
 
 def new_folder(path: str | Path) -> Path:
   """Returns the path of a folder to write to; raises UserError if it is not empty."""
+  if not isinstance(path, str | os.PathLike) or not str(path):
+    raise UserError(f"not a path: {path!r}", expected="a folder, as text or Path")
   storage.check_reachable(path, "target")
   target = storage.as_path(path).absolute()
   if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -71,7 +71,7 @@ def load(
     mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.
     dtype: compute dtype, such as "bfloat16"; by default the model's.
-    modules: Python modules that the configuration of a run directory may import. It is data: others are not imported.
+    modules: Python modules that a run's configuration and evaluation may import. It is data: others are not imported.
     base: the base of a directory that was trained with a method such as LoRA, if it is not where it was in training.
     adapters: directories of such runs on this base, by name: `use` switches between them. The base is held once.
     languages: codes of inputs and outputs for mBART: ("en_XX", "ro_RO"); by default those of its run, or of its
@@ -86,7 +86,7 @@ def load(
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
     warn(f"the model was trained with another vocabulary than {vocabulary}")
   given = {name: str(folder) for name, folder in (adapters or {}).items()}
-  model = Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary), adapters=given)
+  model = Model(source, module, found, name, built, preset, bool(vocabulary), adapters=given, modules=tuple(modules))
   return dataclasses.replace(model, given_languages=languages and check_languages(languages, found))
 
 
@@ -111,6 +111,7 @@ class Model(HeadMethods, InsideMethods):
   adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)  # directories by name
   shared: Model | None = None  # the base on whose devices' arrays an adapter runs
   given_languages: tuple[str, str] | None = None  # codes of inputs and outputs; None: the model's own
+  modules: tuple[str, ...] = ()  # the user's, which may be imported
 
   def __repr__(self) -> str:
     return f"<{self.kind} of {self.folder}, vocabulary {self.vocabulary_name}, {parallel.describe_mesh(self.mesh)}>"

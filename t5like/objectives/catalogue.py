@@ -58,11 +58,17 @@ CATALOGUE: dict[str, Objective] = {
 
 
 def register_objective(name: str, objective: Objective) -> Objective:
-  """Registers a custom objective; registering an equal one again (as when a notebook cell is rerun) is allowed."""
+  """Registers a custom objective. An equal one may be registered again.
+
+  An objective whose class is defined in a notebook replaces the one of an earlier run of its cell.
+  """
   if not name.isidentifier():
     raise UserError(f"invalid objective name: {name!r}", expected="letters, digits and _")
-  if CATALOGUE.setdefault(name, objective) != objective:
+  known = CATALOGUE.get(name, objective)
+  old, new = ((type(each).__module__, type(each).__qualname__) for each in (known, objective))
+  if known != objective and not old == new == ("__main__", new[1]):
     raise UserError(f"objective {name!r} is already registered with different settings", try_="another name")
+  CATALOGUE[name] = objective
   return objective
 
 

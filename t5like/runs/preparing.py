@@ -15,7 +15,7 @@ import numpy as np
 
 from t5like import data, parallel
 from t5like.console import say
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.heads.evaluator import check_head_scorable
@@ -380,7 +380,7 @@ def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabula
       answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
       if experiment.decoding:
         known_length = {"max_length": experiment.lengths["targets"]} if experiment.lengths.get("targets") else {}
-        decode_settings(known_length | dict(experiment.decoding), vocabulary)  # raises UserError for impossible values
+        decode_settings(with_defaults({}, known_length | dict(experiment.decoding)), vocabulary)  # raises UserError
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no targets to score by decoding",

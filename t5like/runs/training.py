@@ -14,6 +14,7 @@ import numpy as np
 
 from t5like import parallel
 from t5like.console import say
+from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.files import storage
@@ -64,6 +65,7 @@ def train(
   """
   if isinstance(init, Model) and experiment.method and not experiment.init_from:
     experiment = dataclasses.replace(experiment, init_from=str(init.folder))
+  _check_callables(step, hooks)
   goodput = goodput or Goodput(from_now=True)
   model_dir = check_run(experiment)
   step_file = StepFile(model_dir)
@@ -84,6 +86,14 @@ def train(
   if signals is None and result.signal is not None:
     raise KeyboardInterrupt(f"stopped and saved at step {result.step}")
   return result
+
+
+def _check_callables(step: Any, hooks: Any) -> None:
+  """Raises UserError for arguments that would fail only at the first step."""
+  if step is not None and not callable(step):
+    raise UserError(f"step is not a function: {step!r}", expected="step(model, optimizer, settings, state, batch)")
+  if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
+    raise UserError(f"not a list of hooks: {hooks!r}", try_="hooks=[t5like.Hook(every=100, action=my_function)]")
 
 
 def dry_run(experiment: Experiment) -> PreparedRun:

@@ -52,7 +52,6 @@ def test_a_converted_model_is_evaluated_like_a_run(t5like, checkpoint, token_cac
   assert "snli (validation, 4 examples) at step 0" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_converted_model_is_fine_tuned_in_its_own_directory(t5like, checkpoint, token_caches, tmp_path):
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
   command = [

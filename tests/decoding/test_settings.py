@@ -16,8 +16,8 @@ from t5like.vocabularies import load_vocabulary
   ("given", "expected"),
   [
     (dict(method="gredy"), "greedy"),
-    (dict(max_length=0), "1 to 1,000,000"),
-    (dict(max_length=10**12), "1 to 1,000,000"),
+    (dict(max_length=0), "1 to 1,048,576"),
+    (dict(max_length=10**12), "1 to 1,048,576"),
     (dict(method="beam", beams=10**9), "1 to 4,096"),
     (dict(method="sample", n_best=10**9), "1 to 4,096"),
     (dict(max_length=4, min_length=5), "0 to max_length=4"),

@@ -12,6 +12,7 @@ import t5like
 from t5like.errors import UserError
 from t5like.models.heads import EmbeddingHead
 from t5like.runs.preparing import prepare
+from t5like.training.guards.early_stopping import EarlyStopping
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -132,6 +133,21 @@ def test_scores_choose_the_cosine_loss_on_t5_and_gpt_and_cosent_by_name(settings
 def test_mismatches_are_found_before_anything_is_compiled(settings, task, head, message):
   with pytest.raises(UserError, match=message):
     prepare(t5like.Experiment(**settings(task, head=head)), dry_run=True)
+
+
+@pytest.mark.parametrize(
+  "task, right, wrong",
+  [
+    ("pairs_embedding", "ndcg@10", "accuracy"),
+    ("triplets_embedding", "accuracy", "ndcg@10"),
+    ("scores_embedding", "spearman_corrcoef", "ndcg@10"),
+  ],
+)
+def test_a_score_of_other_rows_is_refused_at_the_start(settings, task, right, wrong):
+  with pytest.raises(UserError, match="EARLY_STOPPING.metric = .* is not computed in this run") as error:
+    prepare(t5like.Experiment(**settings(task, early_stopping=EarlyStopping(f"eval/{task}/{wrong}"))))
+  assert f"eval/{task}/{right}" in error.value.lines["expected"]
+  prepare(t5like.Experiment(**settings(task, early_stopping=EarlyStopping(f"eval/{task}/{right}"))))
 
 
 def test_untrained_models_are_scored_by_their_pooled_states(settings, own_files, request, tmp_path):
