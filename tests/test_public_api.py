@@ -19,8 +19,7 @@ import t5like
 from t5like.errors import UserError
 from t5like.experiments.writing import config_text
 from t5like.models import T5, TransformerConfig
-from t5like.objectives import Lengths, Pairs, Ragged
-from t5like.objectives.catalogue import find_objective
+from t5like.objectives import Lengths, Pairs, Ragged, catalogue
 from t5like.training.step import train_step
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -263,19 +262,24 @@ def test_an_objective_by_name(settings):
   assert t5like.load(result.model_dir).experiment.objective == Backwards()  # named in its config.gin
 
 
-def test_an_objective_of_a_cell_that_runs_again():
+def test_an_objective_of_a_cell_that_runs_again(monkeypatch):
+  monkeypatch.setattr(catalogue, "CATALOGUE", dict(catalogue.CATALOGUE))
   for density in (0.1, 0.2):
     cell = {"__name__": "__main__", "t5like": t5like, "dataclasses": dataclasses}
     exec("@dataclasses.dataclass(frozen=True)\nclass Mine(t5like.Objective):\n  density: float", cell)
     objective = t5like.register_objective("of_a_cell", cell["Mine"](density))
-    assert find_objective("of_a_cell") is objective
+    assert catalogue.find_objective("of_a_cell") is objective
   with pytest.raises(UserError, match="already registered"):
     t5like.register_objective("of_a_cell", Backwards())
 
 
 def test_paths_and_hooks_of_other_types(settings, tmp_path):
   files = ["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
-  experiment = t5like.read_experiment(files, MODEL_DIR=tmp_path / "run", INIT_FROM=tmp_path / "base")
+  corpora = {"train": tmp_path / "a.txt", "validation": "b.txt"}
+  experiment = t5like.read_experiment(
+    files, MODEL_DIR=tmp_path / "run", INIT_FROM=tmp_path / "base", CORPUS_FILES=corpora
+  )
+  assert experiment.corpus_files == {"train": f"{tmp_path}/a.txt", "validation": "b.txt"}
   assert (experiment.model_dir, experiment.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
   for hooks in ([print], t5like.Hook(1, print), None):
     with pytest.raises(UserError, match="not a list of hooks"):

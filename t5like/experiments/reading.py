@@ -76,7 +76,7 @@ def read_experiment(
   Raises:
     UserError: a file, a name or a value is invalid, or a required one is missing.
   """
-  settings = {name: str(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+  settings = _paths_as_text(settings)
   for name, value in settings.items():
     if not is_literal(value):
       raise UserError(
@@ -87,6 +87,14 @@ def read_experiment(
   given = [(name, value if _is_reference(value) else repr(value)) for name, value in settings.items()]
   load_files(files, [*overrides, *given], search_paths)
   return build_experiment()
+
+
+def _paths_as_text(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {name: _paths_as_text(each) for name, each in value.items()}
+  if isinstance(value, list | tuple):
+    return type(value)(_paths_as_text(each) for each in value)
+  return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _is_reference(value: Any) -> bool:

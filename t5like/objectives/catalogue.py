@@ -65,8 +65,8 @@ def register_objective(name: str, objective: Objective) -> Objective:
   if not name.isidentifier():
     raise UserError(f"invalid objective name: {name!r}", expected="letters, digits and _")
   known = CATALOGUE.get(name, objective)
-  old, new = ((type(each).__module__, type(each).__qualname__) for each in (known, objective))
-  if known != objective and not old == new == ("__main__", new[1]):
+  names = {(type(each).__module__, type(each).__qualname__) for each in (known, objective)}
+  if known != objective and names != {("__main__", type(objective).__qualname__)}:
     raise UserError(f"objective {name!r} is already registered with different settings", try_="another name")
   CATALOGUE[name] = objective
   return objective

@@ -105,7 +105,7 @@ class Labeling:
 
     rows: tokens, token types and lengths.
     """
-    size, features, logits = max(shape.rows if shape else 0, 1), encoder_rows(*rows), []
+    size, features, logits = shape.rows if shape else sum(counts), encoder_rows(*rows), []
     for first in range(0, sum(counts), size):
       part = {name: x[first : first + size] for name, x in features.items()}
       logits.append(self._runner(self._model.params, part, size))
