@@ -137,8 +137,8 @@ failed() {
   if [ -z "$received" ] && [ "$processes" -gt 1 ]; then signal_all TERM; fi
 }
 
-# suspicion STATUS: how likely a process that ended with it is the cause if several have ended at the same time. One that
-# was killed by a signal is; one that JAX aborted (134) or that failed to reach another may be a consequence.
+# suspicion STATUS: how likely a process that ended with it is the cause, if several have ended at the same time. One
+# that was killed by a signal is; one that JAX aborted (134), or that failed to reach another, may be a consequence.
 suspicion() {
   case "$1" in
     0) echo 0 ;;
