@@ -1,7 +1,7 @@
 """Connects the processes of a pod of CPUs before they wait for each other.
 
 On CPUs, XLA connects a group of devices (gloo) when a program first communicates within it. A process then waits 30
-seconds for the others, a limit that nothing sets, and the group stays broken: the step fails on this process, and the
+seconds for the others, a limit without a setting, and the group stays broken: the step fails on this process, and the
 others wait in it for half an hour. Two processes that compile on busy cores reach their first step with a larger
 difference. Once connected, they wait for each other as long as for any result.
 """
@@ -25,7 +25,7 @@ def connect_processes() -> None:
 
 
 def connect_mesh(mesh: Mesh) -> None:
-  """Connects every group of devices along axes of `mesh`. All processes must call it; only on CPUs it acts."""
+  """Connects every group of devices along axes of `mesh`. All processes must call it. Does nothing except on CPUs."""
   used = {device.process_index for device in mesh.devices.flat}
   if jax.process_count() == 1 or len(used) < jax.process_count() or mesh.devices.flat[0].platform != "cpu":
     return
