@@ -14,7 +14,7 @@ from t5like.kernels.gpu.cached_attention import MASKED, call, query_heads
 
 # The fastest on an H200 for T5 base with four beams. Over 512 shared keys it reads 3.7 TB/s; a copy moves 4.2.
 _BLOCK = 64
-_SHARED, _GENERATED = (2, 2), (4, 3)  # warps and stages of attention to a shared part alone, and to the generated part
+_SHARED, _GENERATED = (2, 2), (2, 1)  # warps and stages of attention to a shared part alone, and to the generated part
 _LEAST = 16  # the smallest side of a product on tensor cores
 
 
@@ -48,15 +48,15 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
 
   query = newest(head)
 
-  def attend_block(state, part, row, positions, count, back, readable):
-    """Attends to the keys at `positions` of a row; position p is `back - p` before the token."""
+  def attend_block(state, part, row, positions, inside, back, readable):
+    """Attends to the keys at `positions` of a row, or of a row each; position p is `back - p` before the token."""
     highest, total, out = state
-    mask = (positions < count)[:, None] & (at_kv < width)[None, :]
+    mask = inside[:, None] & (at_kv < width)[None, :]
     at = (part.at[row, which, own, positions[:, None], at_kv[None, :]] for which in (0, 1))
     keys, values = (triton.load(ref, mask=mask, other=0.0) for ref in at)
     scores = scale * product(query, keys.T)
     if "bias" in refs:
-      bias = triton.load(refs["bias"].at[head, back - positions], mask=positions < count, other=0.0)
+      bias = triton.load(refs["bias"].at[head, back - positions], mask=inside, other=0.0)
       scores += bias[None, :]
     scores = jnp.where(readable, scores, MASKED)
     above = jnp.maximum(highest, jnp.max(scores, axis=1))
@@ -67,17 +67,20 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
 
   def attend_shared(block, state):
     positions = block * _BLOCK + jnp.arange(_BLOCK)
-    valid = triton.load(refs["valid"].at[batch_row, positions], mask=positions < shared, other=0) != 0
+    inside = positions < shared
+    valid = triton.load(refs["valid"].at[batch_row, positions], mask=inside, other=0) != 0
     readable = jnp.broadcast_to(valid[None, :], (len(n), _BLOCK))
     back = refs["index"][first] if "bias" in refs else None
-    return attend_block(state, refs["shared"], batch_row, positions, shared, back, readable)
+    return attend_block(state, refs["shared"], batch_row, positions, inside, back, readable)
 
   def attend_generated(block, state):
-    writer, positions = block // blocks, (skipped + block % blocks) * _BLOCK + jnp.arange(_BLOCK)
-    before = (n < hypotheses)[:, None] & ((positions < position) & (positions >= oldest))[None, :]
-    origins = triton.load(refs["origins"].at[batch_row, n[:, None], positions[None, :]], mask=before, other=-1)
-    part = refs["generated"], first + writer, positions, position, position
-    return attend_block(state, *part, origins == writer)
+    index = block * _BLOCK + jnp.arange(_BLOCK)  # of all positions of the first hypothesis, then of the second, ...
+    writer, positions = jax.lax.div(index, span), oldest + jax.lax.rem(index, span)
+    inside = index < hypotheses * span
+    own = (n < hypotheses)[:, None] & inside[None, :]
+    origins = triton.load(refs["origins"].at[batch_row, n[:, None], positions[None, :]], mask=own, other=-1)
+    rows = (first + writer)[:, None]
+    return attend_block(state, refs["generated"], rows, positions, inside, position, origins == writer[None, :])
 
   none = jnp.zeros(n.shape, jnp.float32)
   state = none + MASKED, none, jnp.zeros((len(n), len(at_kv)), jnp.float32)
@@ -87,9 +90,8 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
   if "generated" in refs:
     position = refs["position"][0]
     oldest = refs["first"][0] if "first" in refs else 0
-    skipped = oldest // _BLOCK
-    blocks = pl.cdiv(position, _BLOCK) - skipped
-    state = jax.lax.fori_loop(0, hypotheses * blocks, attend_generated, state)
+    span = position - oldest
+    state = jax.lax.fori_loop(0, pl.cdiv(hypotheses * span, _BLOCK), attend_generated, state)
   highest, total, out = state
   if "generated" in refs:
     key, value = newest(heads + own), newest(heads + kv_heads + own)
