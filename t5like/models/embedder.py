@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from t5like.errors import UserError
 from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
+from t5like.kernels.platform import is_single_gpu
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, constrain_activations, dense, embedding_init, kernel_init, parameter
@@ -122,12 +123,13 @@ class Embedder(nn.Module):
     # Not sharded by length if the vocabulary is sharded: each device looks up the tokens of its shard, then all sum up.
     return rows if axis is None else nn.with_logical_constraint(rows, ("batch", None, None))
 
-  def attend(self, hidden: jax.Array) -> jax.Array:
-    """Returns logits with the tied embedding: [..., embed] -> [..., vocab] in the logits dtype."""
+  def attend(self, hidden: jax.Array, padding: int = 0) -> jax.Array:
+    """Returns logits with the tied embedding: [..., embed] -> [..., vocab + padding] in the logits dtype."""
     hidden = scale(self.config, self.project_back(hidden) if self._tokens_alone else hidden)
-    scores = logits(self.config, hidden, self.embedding.T)
+    pad = lambda table: jnp.pad(table, ((0, padding), (0, 0))) if padding else table  # noqa: E731
+    scores = logits(self.config, hidden, pad(self.embedding).T)
     for a, b in self.updates:
-      scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), a.T)
+      scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), pad(a).T)
     return scores
 
 
@@ -158,10 +160,11 @@ class LogitsBias(nn.Module):
   trains: bool = False
 
   @nn.compact
-  def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab]
+  def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab + padding]
     zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = parameter(self, "bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
     bias = (bias if self.trains else jax.lax.stop_gradient(bias)).astype(logits.dtype)
+    bias = jnp.pad(bias, (0, logits.shape[-1] - len(bias)))
     return logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
 
 
@@ -192,6 +195,15 @@ def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> j
   hidden = nn.with_logical_constraint(hidden, (*rows, None))
   scores = product("...d,dv->...v", hidden, kernel.astype(config.dtype), dtype)
   return nn.with_logical_constraint(scores, (*rows, "vocab"))
+
+
+def logits_padding(config: TransformerConfig) -> int:
+  """Returns the number of columns of padding after a model's logits in training.
+
+  On GPUs, XLA pads a product to multiples of 8 columns, and cuts them off by a copy of all logits unless they are kept.
+  """
+  tied = config.tie_embeddings and not config.softmax_mixtures
+  return -config.vocab_size % 8 if tied and is_single_gpu() else 0
 
 
 def with_prompt_positions(positions: jax.Array | None, count: int) -> jax.Array | None:

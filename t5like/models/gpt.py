@@ -1,5 +1,6 @@
 """GPT: decoder-only language models (Radford et al. 2018, 2019), T5's LM and prefix LM (table 2), Llama and others."""
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -81,9 +82,10 @@ class GPT(Tunable):
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden[..., prompt:, :]
 
-  def project(self, hidden: jax.Array) -> jax.Array:
-    """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    logits = self.token_embedder.attend if self.config.tie_embeddings else self.logits_dense
+  def project(self, hidden: jax.Array, padding: int = 0) -> jax.Array:
+    """Returns logits of hidden states: [..., embed] -> [..., vocab + padding]; see `logits_padding`."""
+    tied = functools.partial(self.token_embedder.attend, padding=padding)
+    logits = tied if self.config.tie_embeddings else self.logits_dense
     return self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
 
   def _decode(self, tokens: jax.Array, cache: tuple | dict | None = None, **context):

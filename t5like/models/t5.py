@@ -1,5 +1,6 @@
 """T5: a text-to-text encoder-decoder (Raffel et al. 2019, section 2.1)."""
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -111,9 +112,10 @@ class T5(Tunable):
     """Asks `encode` for the states of a learned prompt, too, if there is one; subclasses need not know of prompts."""
     return {"with_prompt": True} if self.token_embedder.prompt_length else {}
 
-  def project(self, hidden: jax.Array) -> jax.Array:
-    """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    logits = self._decoder_embedder.attend if self.config.tie_embeddings else self.logits_dense
+  def project(self, hidden: jax.Array, padding: int = 0) -> jax.Array:
+    """Returns logits of hidden states: [..., embed] -> [..., vocab + padding]; see `logits_padding`."""
+    tied = functools.partial(self._decoder_embedder.attend, padding=padding)
+    logits = tied if self.config.tie_embeddings else self.logits_dense
     logits = self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
     return self.logits_bias(logits) if self.config.logits_bias else logits
 

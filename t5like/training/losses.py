@@ -120,7 +120,8 @@ def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float)
   targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
   if "predicted" in outputs:  # logits of these positions only
     targets, weights = (jnp.take_along_axis(x, outputs["predicted"], axis=1) for x in (targets, weights))
-  loss, z_part, best = cross_entropy(logits, targets, z_loss, label_smoothing)
+  vocab = logits.shape[-1]
+  loss, z_part, best = cross_entropy(outputs.get("padded_logits", logits), targets, z_loss, label_smoothing, vocab)
   right = (best == targets).astype(jnp.float32)
   return {
     "loss": jnp.sum(loss * weights),

@@ -18,17 +18,20 @@ def test_it_equals_float64():
     x = jnp.asarray(logits, dtype)
     exact = np.asarray(x, np.float64)
     largest = exact.max(-1)
-    log_z, best = log_sum_exp(x)
+    log_z, best = log_sum_exp(x, 50_257)
     expected = largest + np.log(np.exp(exact - largest[:, None]).sum(-1))
     np.testing.assert_allclose(log_z, expected, rtol=1e-6, err_msg=str(dtype))
     real = np.arange(70) != 5
     np.testing.assert_array_equal(best[real], exact.argmax(-1)[real], err_msg=str(dtype))
+    padded = log_sum_exp(jnp.pad(x, ((0, 0), (0, 7)), constant_values=1e9), 50_257)
+    np.testing.assert_array_equal(padded[0][real], log_z[real], err_msg=str(dtype))
+    np.testing.assert_array_equal(padded[1], best, err_msg=str(dtype))
 
 
 def test_more_than_four_gigabytes():
   """Offsets need 64 bits."""
   rows, columns = 22_000, 50_257
   x = jax.lax.broadcasted_iota(jnp.float32, (rows, columns), 0) / rows  # a row has one value, its own
-  log_z, best = log_sum_exp(x)
+  log_z, best = log_sum_exp(x, columns)
   np.testing.assert_allclose(log_z, np.arange(rows) / rows + np.log(columns), rtol=1e-5)
   assert not np.any(best)

@@ -16,7 +16,7 @@ from t5like.training import optimizers
 from t5like.training.state import StateSpec, TrainState, initial_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step, train_step
 
-ROWS, LENGTH, TARGETS, VOCABULARY = 8, 256, 128, 512
+ROWS, LENGTH, TARGETS, VOCABULARY = 8, 256, 128, 509  # logits have three columns of padding
 SIZE = dict(vocab_size=VOCABULARY, embed_dim=512, mlp_dim=512, num_heads=4, head_dim=64)
 LEARNED = dict(
   positions="learned", max_positions=LENGTH, norm="layer", use_bias=True, scale_attention=True, scale_logits=False,

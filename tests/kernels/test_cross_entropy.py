@@ -63,7 +63,7 @@ def test_one_pass_on_gpus(monkeypatch):
   # The kernel: rows end inside a tile, and several tiles have the largest logit.
   monkeypatch.setattr(gpu_kernel, "_COLUMNS", 128)
   logits[0, [3, 130, 700]] = 20.0
-  log_z, best = gpu_kernel.log_sum_exp(logits, interpret=True)
+  log_z, best = gpu_kernel.log_sum_exp(logits, 1000, interpret=True)
   np.testing.assert_allclose(log_z, jax.nn.logsumexp(logits, axis=-1), rtol=1e-6)
   np.testing.assert_array_equal(best[:5], logits.argmax(-1)[:5])
   assert best[0] == 3
@@ -91,6 +91,27 @@ def test_the_kernel_is_used_for_large_logits_on_one_gpu(monkeypatch):
 def lowers_kernel(logits, targets) -> bool:
   traced = jax.make_jaxpr(lambda x: cross_entropy(x, targets))(logits)
   return "t5like_log_sum_exp" in str(traced)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_columns_of_padding_are_ignored(monkeypatch, kernel):
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(2, 5, 300)).astype(np.float32)
+  targets = rng.integers(300, size=(2, 5)).astype(np.int32)
+  padded = np.concatenate([logits, np.full((2, 5, 4), 50.0, np.float32)], axis=-1)
+  expected = cross_entropy(logits, targets, 0.01, 0.1)
+  gradient = jax.grad(lambda x: cross_entropy(x, targets, 0.01, 0.1)[0].sum())(logits)
+  if kernel:
+    monkeypatch.setattr(module, "_LARGE", 3000)
+    monkeypatch.setattr(gpu_kernel, "log_sum_exp", functools.partial(gpu_kernel.log_sum_exp, interpret=True))
+  with compile_for("gpu" if kernel else "cpu"):
+    got = cross_entropy(padded, targets, 0.01, 0.1, 300)
+    got_gradient = jax.grad(lambda x: cross_entropy(x, targets, 0.01, 0.1, 300)[0].sum())(padded)
+    outside = cross_entropy(padded, np.full((2, 5), 300, np.int32), vocab=300)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+  np.testing.assert_allclose(got_gradient[..., :300], gradient, atol=1e-6)
+  assert not np.any(got_gradient[..., 300:])
+  assert np.isnan(outside[0]).all()
 
 
 def test_bfloat16_logits_are_summed_in_float32():

@@ -17,18 +17,18 @@ from t5like.kernels.gpu.ptx import inline_ptx, literal
 _COLUMNS, _WARPS = 2048, 4  # of a program, which reads one row
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
-def log_sum_exp(x: jax.Array, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
-  """Returns log(sum(exp(x))) [rows] float32 and argmax(x) [rows] int32 for x [rows, columns]."""
+@functools.partial(jax.jit, static_argnames=("columns", "interpret"))
+def log_sum_exp(x: jax.Array, columns: int, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+  """Returns log(sum(exp(x))) [rows] float32 and argmax(x) [rows] int32 over the first columns of x [rows, length]."""
   rows = x.shape[:1]
   out_shape = [jax.ShapeDtypeStruct(rows, jnp.float32), jax.ShapeDtypeStruct(rows, jnp.int32)]
-  kernel = functools.partial(_row, interpret=interpret)
+  kernel = functools.partial(_row, columns=columns, interpret=interpret)
   return tuple(run_programs(kernel, rows, _WARPS, [x], out_shape, "log_sum_exp", interpret))
 
 
-def _row(x_ref, log_sums_ref, best_ref, *, interpret: bool):
+def _row(x_ref, log_sums_ref, best_ref, *, columns: int, interpret: bool):
   """Reads one row; entries of a tile are summed separately (Milakov and Gimelshein 2018) and joined at the end."""
-  row, columns = pl.program_id(0), x_ref.shape[1]
+  row = pl.program_id(0)
 
   def visit(t, carry):
     largest, total, best = carry

@@ -10,6 +10,7 @@ from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.kernels.activations import activate
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.config import TransformerConfig
+from t5like.models.embedder import logits_padding
 from t5like.models.layers import draw_mlp_dropout, input_kernels, kernel_init
 
 
@@ -106,16 +107,27 @@ def _losses(logits: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 
 def outputs(model: nn.Module, batch: Mapping[str, jax.Array], deterministic: bool) -> dict:
-  """Returns a model's {"logits"}, in training with the losses of its routers, means over all layers, as "auxiliary"."""
+  """Returns a model's {"logits"}, and in training what only the loss reads.
+
+  "padded_logits" are the logits and columns of padding (`logits_padding`), "auxiliary" the losses of routers, means
+  over all layers.
+  """
   config = model.config
-  if deterministic or not config.num_experts:
-    return {"logits": model.project(model.hidden_states(batch, deterministic))}
+  if deterministic:
+    return {"logits": model.project(model.hidden_states(batch))}
   losses: list[jax.Array] = []
-  logits = model.project(model.hidden_states(batch, deterministic, routing=losses))
-  found, rows = jnp.mean(jnp.concatenate(losses), axis=0), _real_rows(batch)
-  names = {"balance_loss": config.balance_loss, "router_z_loss": config.router_z_loss}
-  auxiliary = {name: Auxiliary(found[:, n : n + 1], rows, weight) for n, (name, weight) in enumerate(names.items())}
-  return {"logits": logits, "auxiliary": auxiliary}
+  hidden = model.hidden_states(batch, deterministic, **({"routing": losses} if config.num_experts else {}))
+  if padding := logits_padding(config):
+    logits = model.project(hidden, padding)
+    found = {"logits": logits[..., : config.vocab_size], "padded_logits": logits}
+  else:
+    found = {"logits": model.project(hidden)}
+  if losses:
+    means, rows = jnp.mean(jnp.concatenate(losses), axis=0), _real_rows(batch)
+    weights = {"balance_loss": config.balance_loss, "router_z_loss": config.router_z_loss}
+    named = enumerate(weights.items())
+    found["auxiliary"] = {name: Auxiliary(means[:, n : n + 1], rows, weight) for n, (name, weight) in named}
+  return found
 
 
 def auxiliary_counts(config: TransformerConfig, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
