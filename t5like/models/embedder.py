@@ -91,7 +91,8 @@ class Embedder(nn.Module):
     elif config.positions == "sinusoidal":
       x = x + sinusoids(positions, x.shape[-1]).astype(config.dtype)
     if config.num_token_types:
-      types = jnp.zeros_like(tokens) if token_types is None else token_types
+      is_typed = token_types is not None and config.num_token_types > 1  # else pairs have no second type, either
+      types = token_types if is_typed else jnp.zeros_like(tokens)
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = stack.norm(x)

@@ -52,6 +52,16 @@ def test_the_padding_id_is_a_fact_of_the_model():
   assert np.abs(np.asarray(other({tokens: rows})) - found).max() > 1e-2
 
 
+def test_a_model_with_one_token_type_reads_pairs_with_it():
+  """As in transformers, where the tokenizer of such a model gives no types: a type of 1 was outside of the table."""
+  model = BERT(BERT_LIKE)
+  batch = {"encoder_input_tokens": np.array([[2, 5, 3, 7, 3]], np.int32)}
+  variables = jax.jit(model.init)(jax.random.key(0), batch)
+  states = jax.jit(lambda batch: model.apply(variables, batch, method="hidden_states"))
+  pair = batch | {"encoder_token_types": np.array([[0, 0, 0, 1, 1]], np.int32)}
+  np.testing.assert_array_equal(states(pair), states(batch))
+
+
 @pytest.mark.parametrize(
   "family, config, head, expected",
   [
