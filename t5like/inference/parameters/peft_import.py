@@ -177,5 +177,5 @@ def _patterns(paths: Mapping[str, Any], modules: list[HFModule]) -> list[str]:
   others = {last(path) for module in modules for path in module.ours if path not in paths}
   chosen = dict.fromkeys(last(path) for path in paths)
   if not others & chosen.keys():
-    return [f".*/{name}" for name in chosen]
+    return [name if name in paths else f".*/{name}" for name in chosen]  # a pooler is at the top
   return [re.escape(path) for path in paths]

@@ -17,7 +17,7 @@ from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten
-from t5like.interop.peft_files import join_low_rank, matches, read_folder
+from t5like.interop.peft_files import PeftFolder, join_low_rank, matches, read_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -160,6 +160,23 @@ def test_the_tensors_say_which_modules_are_excluded():
   everywhere = import_peft(folder, model).arrays
   assert trained.arrays.keys() == {path for path in everywhere if not path.startswith("encoder/")}
   assert set(expected_shapes(trained.method.tune(model))) - set(expected_shapes(model)) == trained.arrays.keys()
+
+
+def test_the_pooler_has_a_lora_too():
+  """peft's target_modules = ["dense"] includes it; its update changes the labels as it does by hand."""
+  imported = huggingface.load(GOLDEN / "heads" / "BertForSequenceClassification")
+  rng = np.random.default_rng(0)
+  width = imported.model.config.embed_dim
+  a, b = (rng.normal(size=size).astype(np.float32) for size in ((2, width), (width, 2)))
+  config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["pooler.dense"]}
+  folder = PeftFolder(config, {f"bert.pooler.dense.lora_{name}.weight": x for name, x in (("A", a), ("B", b))})
+  found, params = tuned(imported.model, imported.params, import_peft(folder, imported.model))
+  merged = flatten(imported.params)
+  merged["backbone/pooler/kernel"] = merged["backbone/pooler/kernel"] + 2 * (b @ a).T
+  golden = {"input_ids": np.array([[2, 5, 7, 3]])}
+  np.testing.assert_allclose(
+    logits(found, params, golden), logits(imported.model, unflatten(merged), golden), atol=1e-5
+  )
 
 
 def test_a_truncated_file_is_named(tmp_path):
