@@ -58,7 +58,7 @@ def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:
   given = tokenizer_settings(path).get(f"{kind}_token")
   if isinstance(given, dict):  # a serialized AddedToken
     given = given.get("content")
-  candidates = (given, *_SPELLINGS[kind]) if given else _SPELLINGS[kind]
+  candidates = (given, *_SPELLINGS[kind]) if isinstance(given, str) else _SPELLINGS[kind]
   return next((name for name in candidates if tokenizer.token_to_id(name) is not None), None)
 
 

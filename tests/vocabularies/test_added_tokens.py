@@ -49,6 +49,13 @@ def test_marks_of_turns_are_not_in_decoded_texts(chat_folder):
   )
 
 
+def test_a_special_token_that_is_not_text_is_as_if_it_were_not_given(chat_folder):
+  """It was a TypeError."""
+  (chat_folder / "tokenizer_config.json").write_text('{"eos_token": 50256, "pad_token": ["<|pad|>"]}')
+  vocabulary = load_vocabulary(str(chat_folder))
+  assert vocabulary.eos_id == 50256 and vocabulary.pad_id is None
+
+
 @pytest.mark.parametrize("written_as", ["added_tokens.json", "added_tokens_decoder"])
 def test_added_tokens_without_tokenizer_json_are_refused(chat_folder, written_as):
   (chat_folder / "tokenizer.json").unlink()
