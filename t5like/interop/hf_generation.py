@@ -49,7 +49,7 @@ def _from_hf(hf: Mapping[str, Any], encoder_decoder: bool) -> dict[str, Any]:
     if (length := _whole(hf, f"{bound}_new_tokens")) is not None:
       found[f"{bound}_length"] = length
     elif encoder_decoder and (length := _whole(hf, f"{bound}_length")) is not None:
-      found[f"{bound}_length"] = max(length - 1, bound == "max")
+      found[f"{bound}_length"] = max(length - 1, int(bound == "max"))
   found["no_repeat_ngram"] = _whole(hf, "no_repeat_ngram_size") or 0
   found["repetition_penalty"] = _number(hf, "repetition_penalty", 1.0)
   found["forced_end"] = hf.get("forced_eos_token_id") is not None

@@ -45,6 +45,14 @@ def test_outputs_equal_hugging_face(name, case, tmp_path):
     np.testing.assert_allclose(decoded.ranking.reshape(-1), expected["scores"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("theirs, ours", [(1, 1), (2, 1), (3, 2)])
+def test_lengths_do_not_count_the_start_token(theirs, ours, tmp_path):
+  (tmp_path / "generation_config.json").write_text(json.dumps({"max_length": theirs, "min_length": theirs}))
+  own = decoding_of(tmp_path, encoder_decoder=True)
+  settings, _ = decode_settings(with_defaults({}, own), None)
+  assert (settings.max_length, settings.min_length) == (ours, theirs - 1)
+
+
 def forbidden(tokens: list[list[int]], length: int, n: int) -> list[set[int]]:
   logits = forbid_repeated_ngrams(jnp.zeros((len(tokens), 9)), jnp.array(tokens), jnp.array(length), n)
   return [set(np.flatnonzero(row).tolist()) for row in np.asarray(logits < 0)]
