@@ -48,7 +48,7 @@ def load_awd_lstm(path: Path | str, **changes: Any) -> tuple[AWDLSTM, dict]:
   tensors = Tensors(file, [file])
   config = _config(tensors, file, changes)
   names = [name for name in tensors.names() if not _IGNORED.fullmatch(name)]
-  params, report = import_tensors(_rules(config), names, tensors.read)
+  params, report = import_tensors(_rules(config), names, tensors.read, str(file))
   check_complete(report, str(file))
   model = AWDLSTM(config)
   check_parameters(model, params, str(file))

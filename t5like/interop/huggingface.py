@@ -116,7 +116,7 @@ def load(folder: Path | str, **changes: object) -> Imported:
     rules = [in_backbone(rule) for rule in rules]
     rules = [rule for rule in rules if paths.keys() >= set(rule.ours)]
     rules += head_rules(head, model.head) if head else []
-  params, report = import_tensors(rules, wanted, read)
+  params, report = import_tensors(rules, wanted, read, str(folder))
   if sentence:
     params |= sentence.params
     report.unexpected[:] = [name for name in report.unexpected if not re.match(_NOT_EMBEDDED, name)]

@@ -102,9 +102,9 @@ class ImportReport:
 
 
 def import_tensors(
-  rules: Iterable[Rule], names: Iterable[str], read: Callable[[str], np.ndarray]
+  rules: Iterable[Rule], names: Iterable[str], read: Callable[[str], np.ndarray], source: str
 ) -> tuple[Parameters, ImportReport]:
-  """Returns our parameters and a report; tensors are read one at a time."""
+  """Returns our parameters and a report; tensors are read one at a time. `source`, of errors: a file or folder."""
   unused, params, report = dict.fromkeys(names), {}, ImportReport()
   for rule in rules:
     name = next((n for n in (rule.theirs, *rule.copies) if n in unused), None)
@@ -112,7 +112,7 @@ def import_tensors(
       report.missing.append(rule.theirs)
       continue
     tensor = read(name)
-    check_finite(name, tensor)
+    check_finite(name, tensor, source)
     params |= rule.split(tensor)
     report.used.append(name)
     del unused[name]
@@ -124,7 +124,7 @@ def import_tensors(
   return params, report
 
 
-def check_finite(name: str, tensor: np.ndarray) -> None:
+def check_finite(name: str, tensor: np.ndarray, source: str) -> None:
   """Raises UserError if a tensor has infinite values or nan."""
   exponents = {"bfloat16": 0x7F80, "float16": 0x7C00}.get(tensor.dtype.name)
   if exponents is None:
@@ -133,7 +133,7 @@ def check_finite(name: str, tensor: np.ndarray) -> None:
     bits = np.ascontiguousarray(tensor).view(np.uint16)  # many times as fast as isfinite
     is_finite = not ((bits & exponents) == exponents).any()
   if not is_finite:
-    raise UserError(f"{name} contains values that are not finite", try_="an undamaged copy of the checkpoint")
+    raise UserError(f"{name} in {source} contains values that are not finite", try_="an undamaged copy of the checkpoint")
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -96,7 +96,7 @@ def read_folder(folder: Path) -> PeftFolder:
   saved, tensors = Tensors(folder, [folder / WEIGHTS]), {}
   for name in saved.names():
     tensors[name.removeprefix(_PREFIX)] = tensor = saved.read(name)
-    check_finite(name, tensor)
+    check_finite(name, tensor, str(folder / WEIGHTS))
   return PeftFolder(config, tensors)
 
 

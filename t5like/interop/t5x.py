@@ -49,7 +49,7 @@ def load(path: Path | str, config: TransformerConfig | None = None, **changes: o
     _check_sizes(config, inferred, source)
   config = dataclasses.replace(config, **changes)
   model = T5(config)
-  params, report = import_tensors(rules(config), tensors, tensors.__getitem__)
+  params, report = import_tensors(rules(config), tensors, tensors.__getitem__, source)
   params = {name: _merge_heads(name, value) for name, value in params.items()}
   check_complete(report, source)
   if config.scan_layers:
