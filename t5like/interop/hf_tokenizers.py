@@ -128,7 +128,7 @@ def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: TextSpe
     )
     return tokenizer.to_str(pretty=True).encode()
   start, end = ([_piece(vocabulary, token)] if token is not None else [] for token in (around.start, around.end))
-  is_roberta = start == ["<s>"]
+  is_roberta = start == ["<s>"] and vocabulary.cls_id is not None  # Llama's <s> is not a [CLS]
   between = [*end, *end] if is_roberta else end
   second = "0" if is_roberta else "1"
   pair = [*start, "$A:0", *between, f"$B:{second}", *(f"{name}:{second}" for name in end)]

@@ -21,6 +21,7 @@ TEXTS = [
   "a <extra_id_0> b <extra_id_1>.", "new\nlines\tand tabs", "don't you'll we've 12,345.67", "emoji 😀",
   "the [MASK] sat",
 ]  # fmt: skip
+LLAMA = Path(__file__).parents[1] / "data" / "golden" / "decoder_tokenizers" / "llama2_fast"
 EMBEDDED = ["t5", "tiny", "t5:extra_ids=7", "bert_uncased", "bert_cased", "gpt2", "roberta"]
 
 
@@ -101,6 +102,15 @@ def test_special_tokens_around_texts(tmp_path):
   roberta = ["<s>", "cat", "</s>", "</s>", "dog", "</s>"]
   assert encoded("roberta", TextSpecialTokens(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
   assert encoded("gpt2", TextSpecialTokens(), "cat")[0] == ["cat"]
+
+
+def test_a_pair_of_llama_has_one_separator(tmp_path):
+  """Rows are as in training, <s> first </s> second </s>: its first token is called <s> as RoBERTa's is."""
+  vocabulary = load_vocabulary(str(LLAMA))
+  start, end = vocabulary.bos_id, vocabulary.eos_id
+  save_tokenizer(tmp_path, vocabulary, TextSpecialTokens(start, end), keep_template=False)
+  first, second = vocabulary.encode_batch(["hello", "world"])
+  assert tokenizer_of(tmp_path).encode("hello", "world").ids == [start, *first, end, *second, end]
 
 
 def test_settings_have_the_special_tokens_and_sizes(tmp_path):
