@@ -70,7 +70,8 @@ class Experiment:
   # Mixing rates by task, including `task` (only the ratios matter). `objective` applies to a corpus among labeled
   # tasks.
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  # Raises the rates of a mixture to the power 1 / temperature, so that small corpora are seen more often; None: 1.
+  # Raises the rates of a mixture, and those of `mix`, to the power 1 / temperature, so that small corpora are seen
+  # more often; None: 1.
   mixing_temperature: float | None = None
   # mBART's language codes by task or corpus, for inputs and targets: {"de": "de_DE", "wmt_ro": ("en_XX", "ro_RO")}.
   languages: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)

@@ -63,9 +63,12 @@ def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
   return _query({"ask": "members", "task": task, "split": split, "modules": list(modules)})
 
 
-def shares(rates: Mapping[str, float], split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
+def shares(
+  rates: Mapping[str, float], split: str, modules: Sequence[str] = (), temperature: float = 1.0
+) -> list[tuple[str, float, int | None]]:
   """Returns the tasks of a mix of tasks and mixtures: each with its fraction and its size (None if unknown)."""
   asked = {"ask": "shares", "task": ", ".join(rates), "rates": dict(rates), "split": split, "modules": list(modules)}
+  asked["power"] = 1 / temperature
   return [tuple(row) for row in _query(asked)]
 
 
@@ -117,11 +120,14 @@ def _members(request: dict[str, Any]) -> list[str]:
 def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
   from t5like.tasks import mixtures, registry
 
-  rows, total = [], sum(request["rates"].values())
+  rows, power = [], request["power"]
+  total = sum(rate**power for rate in request["rates"].values())
   for name, rate in request["rates"].items():
-    found, part = registry.find_task_or_mixture(name, request["modules"]), rate / total
+    found, part = registry.find_task_or_mixture(name, request["modules"]), rate**power / total
     if mixtures.is_mixture(found):
-      rows += [(s.task, part * s.share, s.size) for s in mixtures.shares(found, request["split"]) if s.rate > 0]
+      drawn = [s for s in mixtures.shares(found, request["split"]) if s.rate > 0]
+      part /= sum(s.rate**power for s in drawn)
+      rows += [(s.task, part * s.rate**power, s.size) for s in drawn]
     else:
       rows.append((found.name, part, None))
   return rows

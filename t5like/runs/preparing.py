@@ -247,7 +247,8 @@ def expected_members(experiment: Experiment) -> list[tuple[str, float, int | Non
   if experiment.corpus_files or not can_build():
     return []
   rates = experiment.mix or {experiment.task: 1.0}
-  return task_process.shares(rates, experiment.split, experiment.task_modules)
+  temperature = experiment.mixing_temperature or 1.0
+  return task_process.shares(rates, experiment.split, experiment.task_modules, temperature)
 
 
 def without_corpus(experiment: Experiment) -> dict[str, float]:
@@ -264,7 +265,7 @@ def open_members(
   evaluation: bool = False,
 ) -> list[CachedTask] | None:
   """Opens or builds the token caches of tasks; returns None if one is missing in a dry run."""
-  members = []
+  members, power = [], 1 / (experiment.mixing_temperature or 1.0)
   for task, rate in rates.items():
     files = experiment.corpus_files if task == experiment.task else None  # they replace the text of TASK only
     caches = TokenCaches(
@@ -280,11 +281,9 @@ def open_members(
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:
       return None
-    if len(found) > 1 and experiment.mixing_temperature:
-      power = 1 / experiment.mixing_temperature
-      found = [dataclasses.replace(member, rate=member.rate**power) for member in found]
+    found = [dataclasses.replace(member, rate=member.rate**power) for member in found]
     # In a mix, the rate of a registered mixture is divided among its tasks.
-    share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
+    share = rate**power / sum(member.rate for member in found) if experiment.mix else 1.0
     members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
   return members
 

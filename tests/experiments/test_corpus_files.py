@@ -72,6 +72,10 @@ def test_rates_are_token_counts_and_a_temperature_flattens_them(tmp_path):
   experiment = dataclasses.replace(experiment, mixing_temperature=2.0)
   flat = open_members(experiment, vocabulary, {name: 1.0}, "train", dry_run=True)
   assert [m.rate for m in flat] == [pytest.approx(m.cache.tokens**0.5) for m in members]
+  rates = {name: 16.0, f"{name}.wiki": 1.0}
+  mixed = open_members(dataclasses.replace(experiment, mix=rates), vocabulary, rates, "train", dry_run=True)
+  assert sum(m.rate for m in mixed[:2]) == pytest.approx(4.0) and mixed[2].rate == pytest.approx(1.0)
+  assert mixed[0].rate / mixed[1].rate == pytest.approx(flat[0].rate / flat[1].rate)
   with pytest.raises(UserError, match="MIXING_TEMPERATURE"):
     dataclasses.replace(experiment, mixing_temperature=-1)
 

@@ -40,6 +40,8 @@ def test_a_dry_run_lists_the_tasks_of_a_mix_and_refuses_unknown_ones(t5like, pre
   line += [f"--gin.MODEL_DIR={tmp_path}/run", "--dry_run"]
   card = t5like(*line, "--gin.MIX={'snli': 1, 'glue': 3}").stdout
   assert "a mixture of 9 tasks" in card and "25.0%  snli" in card and "glue_sst2, 67,349 rows" in card
+  card = t5like(*line, "--gin.MIX={'snli': 1, 'glue_equal': 16}", "--gin.MIXING_TEMPERATURE=4").stdout
+  assert "33.3%  snli" in card and "8.3%  glue_cola" in card  # 1 : 2, and 8 tasks of the same rate
   assert "no task 'nope'" in t5like(*line, "--gin.MIX={'snli': 1, 'nope': 3}", status=2).stderr
 
 
