@@ -51,21 +51,36 @@ def card_text(run: PreparedRun) -> str:
 
 
 def data_settings(experiment: Experiment) -> dict[str, Any]:
-  """Returns the settings that, with SEED, determine the rows of a step."""
+  """Returns the settings that, with SEED, determine the rows of a step, and its learning rate."""
   return {
     "TASK": experiment.task,
     "SPLIT": experiment.split,
     "MIX": dict(experiment.mix),
+    "MIXING_TEMPERATURE": experiment.mixing_temperature,
+    "PACK": experiment.packs,
+    "PHASES": [dict(phase) for phase in experiment.phases],
+    "UNIQUE_TOKENS": experiment.unique_tokens,
     "BATCH_SIZE": experiment.batch_size,
     "LENGTHS": dict(experiment.lengths),
     "OBJECTIVE": re.sub(" at 0x[0-9a-f]+", "", repr(experiment.objective)),
+    "LEARNING_RATE": _schedule_text(experiment.optimizer.learning_rate),
   }
+
+
+def _schedule_text(value: Any) -> str:
+  if isinstance(value, list | tuple):
+    return f"[{', '.join(map(_schedule_text, value))}]"
+  if not hasattr(value, "factory_call"):
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+  name, arguments = value.factory_call
+  return f"{name}({', '.join(f'{key}={_schedule_text(given)}' for key, given in arguments.items())})"
 
 
 _MEANINGS = {
   "TASK": "different rows from now on",
   "SPLIT": "different rows from now on",
   "OBJECTIVE": "different inputs and targets from now on",
+  "LEARNING_RATE": "another rate from now on",
 }
 
 
