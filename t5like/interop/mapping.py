@@ -133,7 +133,9 @@ def check_finite(name: str, tensor: np.ndarray, source: str) -> None:
     bits = np.ascontiguousarray(tensor).view(np.uint16)  # many times as fast as isfinite
     is_finite = not ((bits & exponents) == exponents).any()
   if not is_finite:
-    raise UserError(f"{name} in {source} contains values that are not finite", try_="an undamaged copy of the checkpoint")
+    raise UserError(
+      f"{name} in {source} contains values that are not finite", try_="an undamaged copy of the checkpoint"
+    )
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

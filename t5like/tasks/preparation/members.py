@@ -94,11 +94,22 @@ def _rows(split: SourceSplit, dataset: Dataset, files: list[OriginalFile], docum
     else:
       rows = json_objects(file)
     for line, record in rows:
-      row = _unwrap_translation(dataset, record)
+      row = _from_snli(record) if dataset.name == "snli" else _unwrap_translation(dataset, record)
       if not optional.keys() <= row.keys():
         row = optional | row
       yield number, check_row(dataset.features, row, file, line)
       number += 1
+
+
+def _from_snli(record: dict[str, Any]) -> dict[str, Any]:
+  """Returns a row of the original files of SNLI (snli_1.0_train.jsonl) with the names of TFDS, others unchanged."""
+  if "gold_label" not in record:
+    return record
+  names = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+  row = {name: record[original] for original, name in names.items() if original in record}
+  if row["label"] == "-":  # annotators did not agree
+    row["label"] = -1
+  return row
 
 
 def _unwrap_translation(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:

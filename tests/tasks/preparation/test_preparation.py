@@ -231,6 +231,18 @@ def test_any_tfds_data_set_can_be_read_from_json_lines(tmp_path):
   assert rows == {"train": [(0, {"text": "Fine.", "label": "pos"}), (1, {"text": "Poor.", "label": 0})]}
 
 
+def test_snli_from_its_original_files(tmp_path):
+  """Pairs on which annotators do not agree have class -1, as in TFDS; other files have its names."""
+  pair = {"annotator_labels": ["neutral"], "sentence1": "A man sleeps.", "sentence2": "He dreams."}
+  lines = [json.dumps({**pair, "gold_label": label}) for label in ("neutral", "-")]
+  (tmp_path / "snli_1.0_train.jsonl").write_text("\n".join(lines))
+  expected = {"premise": "A man sleeps.", "hypothesis": "He dreams."}
+  (tmp_path / "snli_1.0_dev.jsonl").write_text(json.dumps({**expected, "label": "contradiction"}))
+  _, rows = splits_of("snli", tmp_path)
+  assert rows["train"] == [(0, {**expected, "label": "neutral"}), (1, {**expected, "label": -1})]
+  assert rows["validation"] == [(0, {**expected, "label": "contradiction"})]
+
+
 def test_stored_records_are_byte_identical_to_tfds(tmp_path):
   prepare("glue/sst2", "glue", tmp_path / "ours")
   official = tfds.builder_cls("glue")(config="sst2", data_dir=str(tmp_path / "official"))
