@@ -194,6 +194,14 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
 
 
+def test_a_custom_step_without_metrics_is_an_error_before_the_first_step(settings):
+  def state_only(*arguments):
+    return train_step(*arguments)[0]
+
+  with pytest.raises(t5like.UserError, match=r"state_only must return \(state, metrics\)"):
+    t5like.train(t5like.Experiment(**settings), step=state_only)
+
+
 def test_an_error_of_another_process_is_in_the_exception(settings):
   with pytest.raises(t5like.UserError) as error:
     t5like.train(t5like.Experiment(**settings | {"task": "snil", "lengths": {"inputs": 16, "targets": 4}}))

@@ -16,8 +16,9 @@ from t5like.experiments.phases import blank_batch, shapes_left
 from t5like.files import storage
 from t5like.models.stack import frozen_layers
 from t5like.runs.preparing import PreparedRun
+from t5like.training.custom_step import checked_step
 from t5like.training.state import TrainState
-from t5like.training.step import LossSettings, StepFunction, lower_train_step
+from t5like.training.step import LossSettings, StepFunction, lower_train_step, train_step
 
 _THREADS = 4  # a compilation of a large model needs gigabytes
 
@@ -83,6 +84,7 @@ def compile_steps(
     microbatches=experiment.microbatches,
     layer_norms=experiment.norms_period > 0,
   )
+  step = step if step is train_step else checked_step(step, spec.shapes)
   steps = CompiledSteps(stacked=runs is not None)
   for phase in shapes_left(run.phases, run.batches, first_step):
     batch = blank_batch(experiment, phase)
