@@ -1,6 +1,7 @@
 """t5like as a library: no gin, no exit, no global state; every extension point used from outside of the package."""
 
 import dataclasses
+import json
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import t5like
 from t5like.errors import UserError
@@ -200,6 +202,57 @@ def test_a_custom_step_without_metrics_is_an_error_before_the_first_step(setting
 
   with pytest.raises(t5like.UserError, match=r"state_only must return \(state, metrics\)"):
     t5like.train(t5like.Experiment(**settings), step=state_only)
+
+
+def test_a_rollback_before_the_first_checkpoint_returns_to_the_given_parameters(settings, capsys):
+  first = t5like.train(t5like.Experiment(**settings | {"model_dir": f"{settings['model_dir']}_first", "seed": 3}))
+  params = t5like.load(first.model_dir).params
+  failures = iter([np.float32(np.nan)])
+
+  def fails_once(model, optimizer, settings, state, batch):
+    after, metrics = train_step(model, optimizer, settings, state, batch)
+    added = io_callback(lambda: next(failures, np.float32(0)), jax.ShapeDtypeStruct((), jnp.float32))
+    return after.replace(params=state.params), metrics | {"finite": jnp.isfinite(metrics["loss"] + added)}
+
+  result = t5like.train(t5like.Experiment(**settings, nonfinite="rollback"), init=params, step=fails_once)
+  assert "rolling back to step 0" in capsys.readouterr().out and result.step == 2
+  jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
+
+
+EVALUATED = dict(
+  lengths={"inputs": 32, "targets": 4},
+  eval_split="validation",
+  eval_examples=4,
+  eval_loss_period=2,
+  eval_loss_batches=1,
+)
+
+
+def remove_row(file: Path, kind: str) -> str:
+  """Removes the row of a kind, as if the run had been killed before it."""
+  lines = file.read_text().splitlines()
+  (row,) = [line for line in lines if f'"{kind}"' in line]
+  file.write_text("".join(f"{line}\n" for line in lines if line != row))
+  return row
+
+
+def test_the_last_evaluation_of_a_killed_run_is_made_up_for(settings):
+  experiment = t5like.Experiment(**settings | EVALUATED | {"task": "snli"})
+  file = t5like.train(experiment).model_dir / "metrics.jsonl"
+  row = remove_row(file, "eval_loss/snli")
+  t5like.train(experiment)
+  assert remove_row(file, "eval_loss/snli") == row
+
+
+@pytest.mark.slow  # builds the cache of a task
+def test_an_evaluation_killed_between_two_tasks_is_repeated(settings):
+  films = [{"inputs": f"film {n}", "targets": "good" if n % 2 else "bad"} for n in range(16)]
+  files = {"train": t5like.save_examples(films), "validation": t5like.save_examples(films[:4])}
+  own = {"task": "films_text_to_text", "mix": {"films_text_to_text": 1.0, "snli": 1.0}, "corpus_files": files}
+  file = t5like.train(t5like.Experiment(**settings | EVALUATED | own)).model_dir / "metrics.jsonl"
+  row = json.loads(remove_row(file, "eval_loss/snli"))
+  t5like.train(t5like.Experiment(**settings | EVALUATED | own | {"steps": 3}))
+  assert row in map(json.loads, file.read_text().splitlines())
 
 
 def test_an_error_of_another_process_is_in_the_exception(settings):

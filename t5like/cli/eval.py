@@ -204,13 +204,14 @@ def _checkpoints(
 def _submitted(
   args: argparse.Namespace, model: Model, settings: EvaluationSettings, submission: Submission
 ) -> Iterator[str]:
+  from t5like.evaluation.following import agreed_step
   from t5like.evaluation.leaderboards import submit
   from t5like.evaluation.task_evaluation import TaskEvaluation
 
   trained_on = model.experiment.task if model.has_training_config else ""
   tasks = TaskEvaluation(model, _names(args) or submission.tasks(trained_on), settings, without_metrics=True)
   submission.check(tasks.sets)
-  step = model.step(args.step)
+  step = agreed_step(model, args.step)
   submission = dataclasses.replace(submission, no_answer_threshold=model.at(step).no_answer_threshold)
   for written in submit(submission, tasks, model.parameters(step, args.average), _out(args, model), step):
     if written.rows is None:

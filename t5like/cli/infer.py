@@ -276,17 +276,14 @@ def _errors_as_options() -> Iterator[None]:
 
 
 def _load(args: argparse.Namespace) -> Model:
-  """Loads the model. Process 0 picks the step for all, as the run may write a new checkpoint meanwhile."""
   from t5like.console import warn
+  from t5like.evaluation.following import agreed_step
   from t5like.inference import load
   from t5like.inference.batch_inference import vocabulary_warnings
-  from t5like.parallel.process_zero import run_on_process_zero
 
   more = (task_modules(args), args.base, _adapters(args), args.languages)
   model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, *more).use(args.adapter)
-  step = model.step(args.step)
-  if step is not None:
-    step = run_on_process_zero(lambda: model.step(args.step))
+  step = agreed_step(model, args.step)
   for warning in vocabulary_warnings(model):
     warn(warning)
   return model.at(step, args.average)

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ COMMANDS = {
 }
 
 INTERRUPTED = 130  # the status of Ctrl-C in a shell
+_DEPARTURE_SECONDS = 10.0  # for hosts that fail alike to end together
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,7 +96,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     name, equals, value = argument.removeprefix("--gin.").partition("=")
     if not equals:
       value = next(pending, None)
-    if not name or value is None:
+    if not name or value is None or (not equals and value.startswith("--")):
       raise UserError(f"{argument} has no value", expected="--gin.NAME=VALUE")
     overrides.append((name, value))
   return rest, overrides
@@ -143,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       Path(error_file).write_text(error.render(), encoding="utf-8")
     else:
       print(f"error: {error.render()}", file=sys.stderr)
+    if _is_multi_process():
+      _exit_within(_DEPARTURE_SECONDS, error.status)
     return error.status
   except BrokenPipeError:  # `t5like ... | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -162,6 +166,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+def _exit_within(seconds: float, status: int) -> None:
+  """Ends this process even if JAX waits for hosts that do not know of its error: they are in a step that needs it."""
+  timer = threading.Timer(seconds, os._exit, [status])
+  timer.daemon = True
+  timer.start()
 
 
 def _is_multi_process() -> bool:

@@ -16,7 +16,7 @@ from t5like.evaluation.settings import description
 from t5like.evaluation.tables import Record, Results, checkpoint_identity
 from t5like.evaluation.task_evaluation import EvaluationStopped, TaskEvaluation, write_predictions
 from t5like.inference import Model
-from t5like.parallel.process_zero import run_on_process_zero
+from t5like.parallel.process_zero import run_on_process_zero, true_on_all_processes
 from t5like.training.checkpoints.folders import checkpoints_folder
 
 Report = Callable[[Record, Evaluation], None]
@@ -74,7 +74,7 @@ def measure_checkpoints(
   """
   for step in checkpoints.select(model, stopped):
     identity = _identity(model, step)
-    if identity is None:
+    if not true_on_all_processes(identity is not None):
       say(f"step {step:,} was deleted before it could be evaluated")
       continue
     params, records = None, []

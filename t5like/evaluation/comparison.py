@@ -24,7 +24,7 @@ RESAMPLES = 10_000
 _RECOMPUTED_SHARE = 10  # metrics other than means over rows use 1/10 of the resamples: they are recomputed for each
 _CHUNK = 1 << 22  # draws in memory at once
 _MEAN_TOLERANCE = 0.3  # tolerance, in points, for a mean over rows: ROUGE reports the median of its own bootstrap
-_PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-.*)?)\.jsonl")
+_PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-first\d+)?(-[\w.]+-[0-9a-f]{8})?)\.jsonl")
 EXACT_MATCH = {"function": "t5like.tasks.metrics:accuracy", "keywords": {}}
 
 

@@ -38,10 +38,34 @@ class CheckpointSelection:
   def select(self, model: Model, stopped: Stopped = NEVER) -> Iterable[int | None]:
     """Returns steps in order; None for a model without steps. All processes must iterate over it."""
     if not self.several:
-      return [model.step(self.step)]
+      return [agreed_step(model, self.step)]
     if model.experiment is None:
       raise UserError(f"{model.folder} is a Hugging Face folder and has no steps")
-    return Follower(model.folder, stopped) if self.follow else chosen_steps(model.folder, self.steps)
+    return Follower(model.folder, stopped) if self.follow else self._chosen(model.folder)
+
+  def _chosen(self, model_dir: Path) -> list[int]:
+    """Returns the steps that process 0 finds: hosts may look before and after a run saves or deletes one."""
+    found: list[int] = []
+
+    def find() -> int:
+      found.extend(chosen_steps(model_dir, self.steps))
+      return len(found)
+
+    return [run_on_process_zero(lambda n=n: found[n]) for n in range(run_on_process_zero(find))]
+
+
+def agreed_step(model: Model, step: int | None = None) -> int | None:
+  """Returns the given step, or the newest that process 0 finds, on all processes: a run may save one meanwhile.
+
+  None for a model without steps.
+  """
+
+  def find() -> int:
+    found = model.step(step)
+    return -1 if found is None else found
+
+  found = run_on_process_zero(find)
+  return None if found < 0 else found
 
 
 def wait_for_model(model_dir: str, stopped: Stopped) -> None:

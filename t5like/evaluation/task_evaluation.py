@@ -16,7 +16,7 @@ from t5like.errors import UserError
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, check_answerable
 from t5like.evaluation.evaluator import Evaluator, make_evaluator
-from t5like.evaluation.following import NEVER, Stopped
+from t5like.evaluation.following import NEVER, Stopped, agreed_step
 from t5like.evaluation.scoring import Evaluation, check_functions, predictions_path
 from t5like.evaluation.settings import EvaluationSettings, description
 from t5like.evaluation.task_caches import TaskCaches
@@ -132,8 +132,8 @@ def evaluate(
   given = EvaluationSettings.of(split=split, examples=examples, task_modules=tuple(modules), **settings)
   with model.sharding():
     tasks = TaskEvaluation(model, [task], given)
-    params, step = model.parameters(step, given.average), model.step(step)
-    found = {}
+    step = agreed_step(model, step)
+    params, found = model.parameters(step, given.average), {}
     for evaluation_set in tasks.sets:
       found[evaluation_set.task] = tasks(params, evaluation_set)
       if out is not None:

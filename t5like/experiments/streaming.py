@@ -71,6 +71,7 @@ class StreamSettings:
   rows: int  # of this host in a batch
   host: int
   hosts: int
+  writes: bool = True  # of the processes that read the same stream, the first saves its state
 
   @classmethod
   def of(cls, experiment: Experiment, phase: Phase, mesh: jax.sharding.Mesh) -> StreamSettings:
@@ -87,11 +88,13 @@ class StreamSettings:
       rows=phase.batch_size // hosts,
       host=host,
       hosts=hosts,
+      writes=parallel.is_first_of_group(mesh),
     )
 
   def identity(self) -> dict[str, str]:
     """Returns what must be equal to resume from a saved state."""
-    named = {field.name: repr(getattr(self, field.name)) for field in dataclasses.fields(self)}
+    names = [field.name for field in dataclasses.fields(self) if field.name != "writes"]
+    named = {name: repr(getattr(self, name)) for name in names}
     named["vocabulary"] = load_vocabulary(self.vocabulary).fingerprint
     return named | {library: version(library) for library in ("tensorflow", "seqio")}
 
@@ -106,7 +109,7 @@ class StreamProcess:
   def __init__(self, settings: StreamSettings, seed: int, model_dir: Path, step: int):
     """Opens the stream for a run that resumes after `step`, 0 for a new one."""
     self._model_dir, self._host, self._hosts = model_dir, settings.host, settings.hosts
-    self._identity = settings.identity()
+    self._identity, self._writes = settings.identity(), settings.writes
     self._saved = step
     state, self._start = None, None
     if step and (reason := self._cannot_resume(step)):
@@ -144,7 +147,7 @@ class StreamProcess:
 
   def save(self, step: int) -> None:
     """Saves the state of the stream, before the checkpoint of `step`, so that no checkpoint is without it."""
-    if step == self._saved or self._obstacle:
+    if step == self._saved or self._obstacle or not self._writes:
       return
     folder = self._state_folder(step)
     remote = storage.is_remote(folder)  # tf.data writes local files, which are uploaded afterwards
@@ -243,11 +246,11 @@ def _serve(connection: Connection, settings: StreamSettings, seed: int, state: P
 
 def _open(settings: StreamSettings, seed: int, state: Path | None) -> tuple[Any, Iterator[Batch]]:
   """Returns the stream, and its batches in the layout of the model."""
+  from t5like.experiments.cache_building import register_files
   from t5like.tasks import registry, streaming
-  from t5like.tasks.library.corpora import register_corpus
 
   if settings.corpus_files:
-    register_corpus(settings.task, settings.corpus_files)
+    register_files(settings.task, settings.corpus_files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
   vocabulary, objective = load_vocabulary(settings.vocabulary), settings.objective
   lengths = settings.given_lengths

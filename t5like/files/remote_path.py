@@ -9,7 +9,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import IO, Any
@@ -152,8 +152,11 @@ class RemotePath(os.PathLike):
     return sorted(names)
 
   def glob(self, pattern: str) -> Iterator[RemotePath]:
-    """Yields matching paths; supports `*` and `?` in each part of the pattern, but not `**`."""
+    """Yields matching paths; supports `*` and `?` in each part of the pattern. After a part `**`, objects only."""
     first, _, rest = pattern.partition("/")
+    if first == "**":
+      yield from (self / name for name in self.files() if _matches(name.split("/"), pattern.split("/")))
+      return
     try:
       names = fnmatch.filter(self._entries(), first)
     except FileNotFoundError:
@@ -233,6 +236,15 @@ class RemotePath(os.PathLike):
   def download(self, local: Path) -> None:
     with as_os_errors(self):
       self.fs.get_file(str(self), str(local))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+  """Returns whether the parts of a path match those of a pattern, in which `**` is any number of folders."""
+  if not pattern or not parts:
+    return not parts and all(part == "**" for part in pattern)
+  if pattern[0] == "**":
+    return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+  return fnmatch.fnmatch(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _file_system(scheme: str, uri: str) -> Any:

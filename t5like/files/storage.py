@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -37,6 +37,7 @@ DEFAULT_ROOT = "~/.cache/t5like"  # of token caches and downloads
 MIRROR_VARIABLE = "T5LIKE_MIRROR_DIR"
 _DEFAULT_MIRROR = f"{DEFAULT_ROOT}/mirror"
 _TRANSFERS = 8  # objects at a time
+_STORE_SUMS = ("crc32c", "ETag", "etag")  # names used by stores; the same bytes in the same place have the same value
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
 
 
@@ -97,8 +98,12 @@ def matching(pattern: str) -> list[str]:
   if not is_remote(path):
     if path.is_dir():
       raise UserError(f"{pattern} is a folder", try_=f"its files: '{pattern.rstrip('/')}/*'")
+    if path.is_file():  # brackets of its name are no pattern
+      return [str(path)]
     return [found for found in glob.glob(str(path), recursive=True) if not os.path.isdir(found)]
   check_reachable(path, "the files")
+  if path.is_file():
+    return [str(path)]
   top = as_path(f"{path.scheme}://{path.bucket}")
   return [str(found) for found in top.glob(str(path.relative_to(top)))]
 
@@ -187,7 +192,10 @@ def atomic_replace(path: Path, folder: Path | None = None, sync: bool = False) -
 
 
 def append_text(path: Path | RemotePath, text: str) -> None:
-  """Appends to a small file. On a store this rewrites the object, so only one process may do it."""
+  """Appends a line to a small file, after ending the one before if a kill has cut that short.
+
+  On a store this rewrites the object, so only one process may do it.
+  """
   if is_remote(path):
     try:
       before = path.read_bytes()
@@ -195,8 +203,9 @@ def append_text(path: Path | RemotePath, text: str) -> None:
       before = b""
     path.write_bytes(before + text.encode())
     return
-  with path.open("a", encoding="utf-8") as file:
-    file.write(text)
+  with path.open("ab+") as file:
+    is_cut = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+    file.write(b"\n" * bool(is_cut) + text.encode())
 
 
 def files_in(folder: Path | RemotePath) -> dict[str, dict[str, Any]]:
@@ -314,14 +323,50 @@ def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
 
 
 def download_tree(remote: RemotePath, local: Path) -> Path:
-  """Downloads all objects below `remote`, except those that already exist with the same size."""
-  files = {name: info["size"] for name, info in remote.files().items()}
+  """Downloads all objects below `remote`."""
+  _download(remote, local, _names_inside(remote))
+  return local
+
+
+def local_tree(path: Path | RemotePath) -> Path:
+  """Returns a local path as is, or downloads a remote file or folder, and returns the path of the copy.
+
+  Of a folder that was downloaded before, only the objects that have changed: size and checksum are on the store's list.
+  """
+  if not is_remote(path):
+    return path
+  if path.is_file():
+    return local_copy(path)
+  local, files = mirror_folder(path), _names_inside(path)
+  record = local.with_name(f"{local.name}.copied.json")
+  known = read_json(record) if record.is_file() else {}
+  found = {name: [info["size"], store_checksum(info)] for name, info in files.items()}
+  changed = [
+    name for name, about in found.items() if not about[1] or known.get(name) != about or not (local / name).is_file()
+  ]
+  record.unlink(missing_ok=True)  # until all are here, what it says of some is no longer true
+  for name in known.keys() - found.keys():
+    (local / name).unlink(missing_ok=True)
+  _download(path, local, changed)
+  write_atomic(record, json.dumps(found))
+  return local
+
+
+def store_checksum(info: Mapping[str, Any]) -> str | None:
+  """Returns the checksum in an object's metadata, with its kind; None on stores without."""
+  return next((f"{name}:{info[name]}" for name in _STORE_SUMS if info.get(name)), None)
+
+
+def _names_inside(remote: RemotePath) -> dict[str, dict[str, Any]]:
+  files = remote.files()
   if outside := [name for name in files if ".." in PurePosixPath(name).parts or name.startswith("/")]:
     raise UserError(f"an object's name points outside its folder: {remote}", object=outside[0])
-  missing = [n for n, size in files.items() if not (local / n).is_file() or (local / n).stat().st_size != size]
+  return files
+
+
+def _download(remote: RemotePath, local: Path, names: Iterable[str]) -> None:
   with ThreadPoolExecutor(_TRANSFERS, "download") as pool:
-    list(pool.map(lambda name: fetch(remote / name, local / name), missing))
-  return local
+    list(pool.map(lambda name: fetch(remote / name, local / name), names))
 
 
 def free_bytes(path: Path | RemotePath) -> float:

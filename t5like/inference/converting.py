@@ -80,7 +80,7 @@ class Conversion:
 def import_checkpoint(settings: ImportSettings) -> Conversion:
   """Writes a model directory from a checkpoint of another library, with a report on every tensor."""
   target, source = new_folder(settings.target), storage.as_path(settings.source)
-  here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
+  here = storage.local_tree(source)
   imported = _read(settings, here)
   if settings.dtype:
     config = dataclasses.replace(imported.model.config, param_dtype=settings.dtype)
@@ -99,8 +99,8 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
   own = {"DECODING": _read_decoding(settings, here, imported)}
-  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout, own))
-  (target / REPORT).write_text(imported.report.full() + "\n")
+  storage.write_atomic(target / CONFIG, config_text(imported.model, name, origin, target, has_dropout, own))
+  storage.write_atomic(target / REPORT, imported.report.full() + "\n")
   return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
 
 
@@ -150,6 +150,8 @@ def save_hugging_face(
   if not isinstance(model.config, TransformerConfig):
     name = type(getattr(model, "backbone", model)).__name__
     raise UserError(f"transformers has no class for {name}", try_="model.save(folder), a model directory")
+  if decoding:
+    hf_generation.check_decoding(decoding)
   head = getattr(model, "head", None)
   if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
     model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
@@ -203,7 +205,7 @@ def save_model_directory(
     text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
     text = config_text(model, name, f"Saved from {source}.", target, settings=settings)
-  (target / CONFIG).write_text(text)
+  storage.write_atomic(target / CONFIG, text)
 
 
 def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:

@@ -7,6 +7,7 @@ the allocation would fail, on a CPU the process might be killed.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,18 +17,19 @@ import jax
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.parallel.process_zero import true_on_all_processes
+from t5like.parallel.process_zero import lowest_on_all_processes
 
 _SHARE = 0.9  # of free memory; the rest is a reserve for untracked allocations
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
 
 
 class NotEnoughMemory(Exception):
-  """Raised for a function that needs more memory than its devices have free."""
+  """Raised on all hosts for a function that needs more memory than the devices of one have free."""
 
-  def __init__(self, needed: int, free: int):
+  def __init__(self, needed: int, free: int, share: float | None = None):
     super().__init__(f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free")
     self.needed, self.free = needed, free
+    self.share = free / max(needed, 1) if share is None else share  # what fits, the same on all hosts
 
 
 class MemoryCheckedFunction:
@@ -50,8 +52,9 @@ class MemoryCheckedFunction:
         self._compiled[key] = self._jitted.lower(*arguments, **static).compile()
     if key not in self._fitting:
       needed, free = _needed(self._compiled[key]), free_bytes(self._mesh)
-      if not true_on_all_processes(free is None or needed <= _SHARE * free):
-        raise NotEnoughMemory(needed, free or 0)
+      share = lowest_on_all_processes(math.inf if free is None else free / max(needed, 1))
+      if _SHARE * share < 1:
+        raise NotEnoughMemory(needed, free or 0, share)
       self._fitting.add(key)
     return self._compiled[key](*arguments)
 
@@ -100,7 +103,7 @@ def answer_in_parts(
   try:
     return list(answer(items))
   except NotEnoughMemory as error:
-    problem, part = error, int(len(items) * _SHARE * error.free / max(error.needed, 1))
+    problem, part = error, int(len(items) * _SHARE * error.share)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise

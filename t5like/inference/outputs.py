@@ -70,7 +70,8 @@ class JsonLines:
     own = {ERROR: f"{row.location}: {row.reason}"} if isinstance(row, RejectedRow) else answer
     given = dict(row.fields) if isinstance(row, RejectedRow) else {self._field: row.text, **row.fields}
     # Input fields whose names clash with ours are kept under another name.
-    passed = {f"input_{name}" if name in own or name == "row" else name: value for name, value in given.items()}
+    ours = {"row", ERROR, *own}
+    passed = {f"input_{name}" if name in ours else name: value for name, value in given.items()}
     return {"row": row.number, **passed, **own}
 
   def _read_done(self) -> tuple[array, int]:

@@ -292,9 +292,7 @@ def open_source(
   if (folder / CONFIG).is_file():
     return _open_run(folder, changes, modules, base=base)
   if any((folder / file).is_file() for file in _HF_CONFIG_FILES):
-    if storage.is_remote(folder):
-      folder = storage.download_tree(folder, storage.mirror_folder(folder))
-    return _open_hugging_face(folder, changes)
+    return _open_hugging_face(storage.local_tree(folder), changes)
   if not storage.is_remote(folder) and (found := _open_recurrent(folder, changes)):
     return found
   if (folder / "adapter_config.json").is_file():

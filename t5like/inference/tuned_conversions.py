@@ -72,7 +72,7 @@ def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabula
   name = copy_vocabulary(model.vocabulary_name, model.vocabulary, target)
   text = config_text(module, name, f"Converted from {source} by `t5like convert`.", target)
   text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
-  (target / CONFIG).write_text(text + bindings_text("TRAINABLE", trained.method))
+  storage.write_atomic(target / CONFIG, text + bindings_text("TRAINABLE", trained.method))
   write_base(target, str(base), found.digest)
   return Conversion.of(target, arrays)
 

@@ -100,12 +100,17 @@ def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: b
     hf["forced_eos_token_id"] = config.get("eos_token_id")
   if "early_stopping" in decoding:
     hf["early_stopping"] = next(k for k, v in _EARLY_STOPPING.items() if v == decoding["early_stopping"])
+  (folder / FILE).write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+def check_decoding(decoding: Mapping[str, Any]) -> None:
+  """Raises UserError for settings that Hugging Face does not have."""
   if "beams" in decoding and decoding.get("penalty_form") != "power" and decoding.get("length_penalty") != 0:
     raise UserError(
-      "Hugging Face's length penalty has the form 'power'",
-      given=f"penalty_form = {decoding.get('penalty_form', 'gnmt')}",
+      "DECODING has a length penalty that Hugging Face does not have",
+      given=f"penalty_form = {decoding.get('penalty_form', 'gnmt')!r}, of which generation_config.json has no form",
+      try_="DECODING = {..., 'penalty_form': 'power'}, or 'length_penalty': 0, in the model's config.gin",
     )
-  (folder / FILE).write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
 
 
 def keep_template_and_ends(origin: Path, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Device meshes, sharding of parameters and batches, and multi-host start-up."""
 
-from t5like.parallel.batch_shards import BatchShards, batch_shards, shard_group, to_global_arrays
+from t5like.parallel.batch_shards import BatchShards, batch_shards, is_first_of_group, shard_group, to_global_arrays
 from t5like.parallel.coverage import check_sharded
 from t5like.parallel.mesh import MeshAxes, MeshError, abstract_mesh, check_batch, describe_mesh, make_mesh, row_shards
 from t5like.parallel.multihost import any_host_requested_stop, start, stop_signals
@@ -30,6 +30,7 @@ __all__ = [
   "check_batch",
   "check_sharded",
   "describe_mesh",
+  "is_first_of_group",
   "make_mesh",
   "parameter_shapes",
   "parameter_shardings",

@@ -56,6 +56,12 @@ def shard_group(mesh: Mesh) -> tuple[int, int]:
   return groups.index(batch_shards(mesh).held), len(groups)
 
 
+def is_first_of_group(mesh: Mesh) -> bool:
+  """Returns whether no process before this one holds the same shards."""
+  here, own = jax.process_index(), batch_shards(mesh).held
+  return not any(d.process_index < here and batch_shards(mesh, d.process_index).held == own for d in mesh.devices.flat)
+
+
 def to_global_arrays(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
   """Builds global arrays over all devices from the rows of a batch that this process holds."""
   shards, sharding = batch_shards(mesh), batch_sharding(mesh)

@@ -1,4 +1,4 @@
-"""Agreement between processes: results of process 0, and conditions that must hold on all."""
+"""Agreement between processes: results of process 0, conditions that must hold on all, the lowest of their values."""
 
 from __future__ import annotations
 
@@ -54,3 +54,8 @@ def true_on_all_processes(condition: bool) -> bool:
   if jax.process_count() == 1:
     return condition
   return bool(np.all(multihost_utils.process_allgather(np.array(condition))))
+
+
+def lowest_on_all_processes(value: float) -> float:
+  """Returns the lowest value of all processes, rounded to 32 bits."""
+  return float(np.min(multihost_utils.process_allgather(np.float32(value))))

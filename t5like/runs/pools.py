@@ -48,7 +48,14 @@ def _units(experiment: Experiment, folder: Path, size: int, caches: int) -> int:
 
 def _recorded(model_dir: str) -> dict[str, int] | None:
   """Returns the decision of the run's first start; None for a new run."""
+  path = storage.as_path(model_dir) / RUN_CARD_DATA
   try:
-    return storage.read_json(storage.as_path(model_dir) / RUN_CARD_DATA).get(POOLS, {})
-  except (FileNotFoundError, UserError):
+    return storage.read_json(path).get(POOLS, {})
+  except FileNotFoundError:
     return None
+  except ValueError as error:
+    raise UserError(
+      f"{path} is damaged: it says in which order the run reads its rows",
+      because=error,
+      try_="restore it from a backup, or use another --gin.MODEL_DIR with RESTORE_FROM",
+    ) from None

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 
 from t5like import planning
+from t5like.errors import UserError
 from t5like.experiments.compatibility import phase_flops
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase
@@ -32,15 +33,15 @@ def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase], 
   in_steps = sum(attempt["spent"].get(goodput.STEPS, 0.0) for attempt in attempts)
   spans = [(attempt["first_step"], attempt["last_step"]) for attempt in attempts]
   flops = sum(_flops(model, phases, last) - _flops(model, phases, first) for first, last in spans)
-  planned_seconds = _planned_seconds(experiment)
+  forecast = planned_seconds(experiment, planning.known_local_topology(experiment.mesh.slices))
   actual = planning.price_of(seconds * devices / 3600, chip)
-  plan = None if planned_seconds is None else planning.price_of(planned_seconds * devices / 3600, chip)
+  plan = None if forecast is None else planning.price_of(forecast * devices / 3600, chip)
   rows = [
     (_HEAD, "actual", "planned"),
     ("attempts", str(len(attempts)), "1"),
     ("steps", f"{sum(max(last - first, 0) for first, last in spans):,}", f"{experiment.steps:,}"),
-    ("wall time", days(seconds), "-" if planned_seconds is None else days(planned_seconds)),
-    ("of it in steps", f"{in_steps / max(seconds, 1e-9):.1%}", "-" if planned_seconds is None else "100.0%"),
+    ("wall time", days(seconds), "-" if forecast is None else days(forecast)),
+    ("of it in steps", f"{in_steps / max(seconds, 1e-9):.1%}", "-" if forecast is None else "100.0%"),
     ("model FLOPs", large(flops, "FLOP"), large(_flops(model, phases, experiment.steps), "FLOP")),
     *_price_rows(actual, plan),
   ]
@@ -69,10 +70,12 @@ def _flops(model: nn.Module, phases: Sequence[Phase], step: int) -> int:
   return sum(n * phase_flops(model, phase.batch_size, phase.lengths) for phase, n in zip(phases, counts, strict=True))
 
 
-def _planned_seconds(experiment: Experiment) -> float | None:
-  """Returns the forecast for all steps on this machine; None if its devices are unknown."""
-  topology = planning.known_local_topology(experiment.mesh.slices)
+def planned_seconds(experiment: Experiment, topology: planning.Topology | None) -> float | None:
+  """Returns the forecast for all steps; None on an unknown machine, or for a model that plans do not cover."""
   if topology is None:
     return None
-  works = planned_work(experiment)
+  try:
+    works = planned_work(experiment)
+  except UserError:
+    return None
   return sum(planning.forecast(work, topology, experiment.mesh, with_memory=False).seconds for work in works)

@@ -36,8 +36,8 @@ def record_run(run: PreparedRun) -> None:
     settings = data_settings(experiment)
     for line in changed_data(settings, folder / DATA_SETTINGS, run):
       say(line)
+    directory.write_text(folder / directory.CONFIG, config_text(experiment))  # first: it makes the folder a run's
     directory.write_text(folder / DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
-    directory.write_text(folder / directory.CONFIG, config_text(experiment))
     directory.write_text(folder / directory.RUN_CARD, card_text(run))
     directory.write_text(folder / directory.RUN_CARD_DATA, run.card.as_json())
     copy_vocabulary(experiment.vocabulary, run.vocabulary, folder)

@@ -156,9 +156,10 @@ class Trainer:
         return self._train(state)
       if not self._stopped_early:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
-      if run.scored and not was_evaluated(run, self._first_rows):
-        evaluate = decoding_evaluation(run, self._programs, self.writer, self.watchdog.heartbeat)
-        self._evaluate("eval", evaluate, state)
+      for kind in self._evaluated_tasks():
+        done = was_evaluated(run, self._first_rows) if kind == "eval" else self._is_recorded(kind)
+        if not done:
+          self._evaluate(kind, self._evaluation(kind), state)
     return state
 
   def compile_ahead(self, start: StartingPoint) -> None:
@@ -210,7 +211,7 @@ class Trainer:
     """Returns the hooks that save and evaluate, then the caller's; first evaluates what the last attempt missed."""
     experiment = self._experiment
     with self._goodput.spent_on("compiling"):
-      evaluations = self._evaluations()
+      evaluations = {kind: self._evaluation(kind) for kind in self._evaluated_tasks()}
     periods = {"eval_loss": experiment.eval_loss_period, "eval": experiment.eval_period}
     # Saves first: an evaluation may take long or fail.
     hooks = [
@@ -320,13 +321,19 @@ class Trainer:
       )
     return 0
 
-  def _evaluations(self) -> dict[str, Evaluate]:
-    evaluations, arguments = {}, (self._run, self._programs, self.writer, self.watchdog.heartbeat)
-    if self._run.evaluated and self._experiment.eval_loss_period:
-      evaluations["eval_loss"] = loss_evaluation(*arguments)
-    if self._run.scored:
-      evaluations["eval"] = decoding_evaluation(*arguments)
-    return evaluations
+  def _evaluated_tasks(self) -> dict[str, list[str]]:
+    """Returns the tasks of each kind of evaluation that the run has."""
+    losses = self._run.evaluated if self._experiment.eval_loss_period else ()
+    members = {"eval_loss": losses, "eval": self._run.scored}
+    return {kind: [member.task for member in found] for kind, found in members.items() if found}
+
+  def _evaluation(self, kind: str) -> Evaluate:
+    make = loss_evaluation if kind == "eval_loss" else decoding_evaluation
+    return make(self._run, self._programs, self.writer, self.watchdog.heartbeat)
+
+  def _is_recorded(self, kind: str) -> bool:
+    """Returns whether the first step has scores of all tasks: a run may be killed between two."""
+    return all(f"{kind}/{task}" in self._recorded for task in self._evaluated_tasks()[kind])
 
   def _evaluate(self, kind: str, evaluate: Evaluate, state: TrainState) -> None:
     stopping, keep = self._stopping, self._experiment.keep
@@ -348,7 +355,7 @@ class Trainer:
     step = self._first_step
     if not step or not period or step % period or not self._trained_here:
       return False
-    return not any(row.startswith(f"{kind}/") for row in self._recorded)
+    return not self._is_recorded(kind)
 
   def _recover(self, step: int) -> StartingPoint:
     """Applies the policy for a step that is not finite: raises RunError or returns a checkpoint before it."""
@@ -364,8 +371,10 @@ class Trainer:
         intact=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
         try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
       )
-    stored = [saved_spec(spec, run.saved) for spec in run.specs]
-    start = choose_starting_point(experiment, run.model_dir, stored, run.fingerprint, base=run.start.base)
+    start = run.start
+    if run_on_process_zero(lambda: len(checkpoint_steps(run.model_dir))):
+      stored = [saved_spec(spec, run.saved) for spec in run.specs]
+      start = choose_starting_point(experiment, run.model_dir, stored, run.fingerprint, base=run.start.base)
     self._skipped = self._skipped.skip(start.step, step)
     if jax.process_index() == 0:
       self._skipped.write(run.model_dir)

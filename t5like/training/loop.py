@@ -107,7 +107,7 @@ def train_loop(
       batch = next(batches)
       waited = idle_timer.idle_since(before)
       goodput.add("waiting for input", waited)
-      profiler.before(step)
+      profiler.before(step, lambda: settle(0))
       state, metrics = step_function(state, batch)
       pending.append(_PendingStep(step, metrics, batch, waited, idle_timer.dispatched(metrics)))
       settle(RUN_AHEAD)

@@ -1,5 +1,6 @@
 """End-to-end tests of `t5like convert`: import, export and invalid input."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -34,6 +35,18 @@ def test_hugging_face_round_trip(t5like, checkpoint, tmp_path, flags):
   before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
   assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
   assert huggingface.load(tmp_path / "out").model == huggingface.load(checkpoint).model
+
+
+def test_beams_with_another_length_penalty_are_refused_before_anything_is_written(t5like, checkpoint, tmp_path):
+  t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
+  with (tmp_path / "model/config.gin").open("a") as config:
+    config.write("\nDECODING = {'beams': 4}\n")
+  error = t5like("convert", "to_hf", tmp_path / "model", tmp_path / "out", status=2).stderr
+  assert "'penalty_form': 'power'" in error and not any((tmp_path / "out").glob("*"))
+  with (tmp_path / "model/config.gin").open("a") as config:
+    config.write("\nDECODING = {'beams': 4, 'penalty_form': 'power'}\n")
+  t5like("convert", "to_hf", tmp_path / "model", tmp_path / "out")
+  assert json.loads((tmp_path / "out/generation_config.json").read_text())["num_beams"] == 4
 
 
 def test_dtype_casts_on_import_and_export(t5like, checkpoint, tmp_path):

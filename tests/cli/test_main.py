@@ -80,8 +80,9 @@ def test_overrides_are_parsed_with_and_without_equals_sign():
   rest, overrides = command.split_overrides(["--gin.A=1", "--gin_file=x", "--gin.MESH.tensor", "2", "--gin.B=c=d"])
   assert rest == ["--gin_file=x"]
   assert overrides == [("A", "1"), ("MESH.tensor", "2"), ("B", "c=d")]
-  with pytest.raises(UserError, match="has no value"):
-    command.split_overrides(["--gin.A"])
+  for argv in (["--gin.A"], ["--gin.A", "--dry_run"]):
+    with pytest.raises(UserError, match="--gin.A has no value"):
+      command.split_overrides(argv)
 
 
 def test_a_command_without_gin_refuses_overrides(t5like):

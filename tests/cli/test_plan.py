@@ -9,11 +9,12 @@ import pytest
 
 from t5like import configuration
 from t5like.experiments.phases import Phase
-from t5like.experiments.reading import register_configurables
+from t5like.experiments.reading import read_experiment, register_configurables
 from t5like.objectives import Lengths
 from t5like.planning.accuracy import TPU
 from t5like.planning.published import RUNS
-from t5like.runs.price_tag import price_tag
+from t5like.planning.topology import parse_topology
+from t5like.runs.price_tag import planned_seconds, price_tag
 
 PRETRAIN = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin"]
 XXL = ["plan", "--gin_file=models/t5_1_1/xxl.gin", *PRETRAIN, "--gin_file=meshes/fsdp.gin", "--gin.BATCH_SIZE=2048"]
@@ -142,6 +143,12 @@ def test_invalid_options_are_rejected(t5like, options, message):
 def test_a_plan_without_files_names_what_is_missing(t5like):
   error = t5like("plan", "--topology=h100", status=2).stderr
   assert "'train' is not configured: model_dir, model" in error and "--gin_file=runs/pretrain.gin" in error
+
+
+def test_the_price_tag_of_a_recurrent_model_has_no_plan(tmp_path):
+  files = ["runs/awd_lstm.gin", "models/awd_lstm/tiny.gin"]
+  experiment = read_experiment(files, [("MODEL_DIR", str(tmp_path))])
+  assert planned_seconds(experiment, parse_topology("h200")) is None
 
 
 def test_the_price_tag_of_two_attempts(tmp_path):

@@ -11,9 +11,11 @@ from t5like.evaluation import comparison
 from t5like.evaluation.comparison import (
   PairedAnswers,
   ScoreDifference,
+  Selection,
   bootstrap_means,
   check_same_examples,
   compare,
+  compare_paths,
   differences_table,
   differing_rows,
   is_correct,
@@ -116,6 +118,20 @@ def test_predictions_are_read_with_their_metrics(tmp_path):
   (tmp_path / "a.scores.json").write_text(json.dumps({"metrics": [squad]}))
   em, f1 = compare(*[read_answers(tmp_path / "a.jsonl")] * 2, resamples=10)
   assert (em.metric, em.a, f1.metric, f1.a) == ("em", 0, "f1", pytest.approx(200 / 3))
+
+
+def test_the_newest_predictions_of_a_task_with_numbers_in_its_name_are_compared(tmp_path):
+  slug = "-shots_5_prompt_new-0a1b2c3d"
+  for folder in ("a", "b"):
+    (tmp_path / folder / "predictions").mkdir(parents=True)
+    for step in (900, 5000):
+      for rest in ("", "-first20", slug, f"-first20{slug}"):
+        file = tmp_path / folder / "predictions" / f"news-2020-validation-{step}{rest}.jsonl"
+        file.write_text(json.dumps({"inputs": "", "prediction": step, "target": 1}) + "\n")
+  found = list(compare_paths(tmp_path / "a", tmp_path / "b", Selection(), resamples=10))
+  name = "news-2020-validation"
+  assert {each.name for each in found} == {name, f"{name}-first20", f"{name}{slug}", f"{name}-first20{slug}"}
+  assert all("-5000" in each.a.path.name for each in found)
 
 
 def test_incomparable_files_are_clear_errors(tmp_path):

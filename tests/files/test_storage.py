@@ -85,6 +85,33 @@ def test_objects_are_read_written_listed_and_removed(store):
   assert names(store) == ["run/big"]
 
 
+def test_patterns_match_the_same_files_on_a_store_and_on_a_disk(store, tmp_path):
+  files = ["a.txt", "b/c.txt", "b/d/e.txt", "b/d/f.json", "g[1].txt"]
+  for file in files:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(file)
+    (storage.as_path(f"{ROOT}/text") / file).write_text(file)
+
+  for pattern in ("**/*.txt", "*.txt", "b/**", "**/d/*.txt", "b/**/*", "**/x/*.txt", "g[1].txt"):
+    here = {os.path.relpath(path, tmp_path) for path in storage.matching(f"{tmp_path}/{pattern}")}
+    there = {path.removeprefix(f"{ROOT}/text/") for path in storage.matching(f"{ROOT}/text/{pattern}")}
+    assert here == there and (here or "/x/" in pattern), pattern
+
+
+def test_the_copy_of_a_folder_has_the_bytes_of_the_store(store):
+  folder = storage.as_path(f"{ROOT}/model")
+  for name in ("config.json", "weights/1", "weights/2"):
+    (folder / name).write_text("first")
+  copy = storage.local_tree(folder)
+  (folder / "weights/1").write_text("other")  # of the same size
+  (folder / "weights/2").unlink()
+  sent = len(store.requests)
+  assert storage.local_tree(folder) == copy == storage.mirror_folder(folder)
+  assert sum("alt=media" in request for request in store.requests[sent:]) == 1  # config.json has not changed
+  assert (copy / "weights/1").read_text() == "other" and not (copy / "weights/2").exists()
+  assert storage.local_tree(folder / "weights/1").read_text() == "other"
+
+
 def test_writes_of_another_process_are_visible_immediately(store):
   folder = storage.as_path(f"{ROOT}/shared")
   assert not (folder / "new").exists() and list(folder.glob("*")) == []

@@ -30,6 +30,15 @@ def test_a_row_is_a_line_of_json(row, read):
   assert line.endswith(b"\n") and json.loads(line, parse_constant=refuse) == read
 
 
+def test_an_input_field_called_error_does_not_make_a_rejected_row(tmp_path):
+  lines = JsonLines(tmp_path / "out.jsonl", "inputs")
+  lines._out = open(lines.path, "ab")
+  lines.write([Row(0, "line 1", "a text", {"error": "of the writer"})], [{"prediction": "yes"}])
+  lines.close()
+  assert json.loads(lines.path.read_text())["input_error"] == "of the writer"
+  assert 0 not in lines._read_done()[0] and lines.rejected == 0
+
+
 def test_a_disk_that_is_full(tmp_path):
   file, row = tmp_path / "out.jsonl", Row(0, "line 1", "a text", {})
   file.symlink_to("/dev/full")

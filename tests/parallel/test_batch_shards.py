@@ -44,6 +44,13 @@ def test_streams_are_distributed_over_groups_of_processes(monkeypatch):
 
   assert [group(process, 2, 1, 2, [0, 1, 2, 3]) for process in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
   assert [group(process, 2, 2, 1, [1, 1, 0, 0]) for process in range(2)] == [(1, 2), (0, 2)]
+
+  def is_first(process, *mesh):
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    return parallel.is_first_of_group(FakeMesh(*mesh))
+
+  assert [is_first(process, 2, 1, 2, [0, 1, 2, 3]) for process in range(4)] == [True, False, True, False]
+  assert [is_first(process, 2, 2, 1, [1, 1, 0, 0]) for process in range(2)] == [True, True]
   with pytest.raises(UserError, match="shards partly overlap"):
     group(0, 3, 1, 2, [0, 0, 0, 1, 1, 1])
 

@@ -47,6 +47,13 @@ def losses(folder):
   return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
 
 
+def test_a_damaged_record_of_the_order_of_rows_is_an_error(caches, tmp_path):
+  t5like.train(experiment(caches, tmp_path / "run", cache_local_gb=0.003))
+  (tmp_path / "run/run_card.json").write_text('{"pools": {')
+  with pytest.raises(t5like.UserError, match="run_card.json is damaged"):
+    t5like.train(experiment(caches, tmp_path / "run", cache_local_gb=0.003))
+
+
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_order_of_its_rows(caches, tmp_path):
   t5like.train(experiment(caches, tmp_path / "a", cache_local_gb=0.003))

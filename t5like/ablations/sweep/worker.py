@@ -93,6 +93,8 @@ class Worker:
     self._started = time.time()
     self._claim: Claim | None = None
     self._pretraining: list[Claim] = []  # on the pre-trainings of the runs just claimed
+    if together > 1 and jax.process_count() > 1:
+      raise UserError("--together is for one machine", found=f"{jax.process_count()} hosts", try_="no --together")
     self._end_process, self._together = end_process, together
 
   def work(self) -> int:

@@ -50,8 +50,7 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
     except UserError as error:
       lines = error.lines | {"expected": f"{error.lines['expected']}; a T5X checkpoint; or a Hugging Face folder"}
       raise UserError(error.what, **lines) from None
-  path = storage.as_path(source).absolute()
-  local = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
+  local = storage.local_tree(storage.as_path(source).absolute())
   config, backbone = model.config, getattr(model, "backbone", model)
 
   def read() -> tuple[nn.Module, Mapping[str, np.ndarray]]:

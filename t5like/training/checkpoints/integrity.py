@@ -38,7 +38,6 @@ from t5like.training.checkpoints.folders import (
 CHECKSUMS = "checksums.json"
 _CONTENTS = "_CHECKPOINT_METADATA"  # Orbax's list of a checkpoint's items
 _BLOCK = 2**22
-_STORE_SUMS = ("crc32c", "ETag", "etag")  # names used by stores; the same bytes in the same place have the same value
 
 Checksum = int | str  # CRC-32, or the store's own
 
@@ -123,13 +122,9 @@ def write_checksums(checkpoint: Path, threads: int = 2) -> None:
 def _present(checkpoint: Path) -> dict[str, tuple[int, str | None]]:
   """Returns the size of every file and, on a store, its checksum."""
   if storage.is_remote(checkpoint):
-    return {name: (info["size"], _store_checksum(info)) for name, info in checkpoint.files().items()}
+    return {name: (info["size"], storage.store_checksum(info)) for name, info in checkpoint.files().items()}
   files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
   return {str(path.relative_to(checkpoint)): (path.stat().st_size, None) for path in files}
-
-
-def _store_checksum(info: Mapping[str, Any]) -> str | None:
-  return next((f"{name}:{info[name]}" for name in _STORE_SUMS if info.get(name)), None)
 
 
 def _wrong_size(expected: Mapping[str, tuple[int, Checksum]], present: Mapping[str, tuple[int, Any]]) -> str | None:

@@ -30,15 +30,14 @@ class ProfilerWindow:
     self._first_traced: int | None = None  # while a trace is running
     self._last_traced = 0
 
-  def before(self, step: int, wait: Callable[[], object] | None = None) -> None:
+  def before(self, step: int, wait: Callable[[], object]) -> None:
     """Starts the trace if due. Called before each step; `wait` waits for earlier steps, to exclude them."""
     if self._done or self._first_traced is not None or not self._first <= step <= self._last:
       return
     self._done = jax.process_index() != 0
     if self._done:
       return
-    if wait is not None:
-      wait()
+    wait()
     try:
       if self._folder is not None and storage.is_remote(self._folder):
         self._local = Path(tempfile.mkdtemp(prefix="t5like-profile-"))

@@ -132,6 +132,12 @@ def test_malformed_attempts_are_skipped(tmp_path, name, value):
   assert read_attempts(path) == [good]
 
 
+def test_an_attempt_after_a_line_cut_short_is_kept(tmp_path):
+  (tmp_path / FILE).write_text('{"started": 1.0, "proc')
+  Goodput().write(tmp_path / FILE, 0, 10)
+  assert [attempt["last_step"] for attempt in read_attempts(tmp_path / FILE)] == [10]
+
+
 def test_an_attempt_counts_repeated_steps(tmp_path):
   goodput = Goodput()
   assert goodput.resume(read_metrics(tmp_path), tmp_path, 0) == 0
