@@ -16,7 +16,7 @@ from t5like.inference.parameters import read_base, write_base
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.inference.sources import TunedDirectory
-from t5like.interop.layouts import flatten, unflatten
+from t5like.interop.layouts import flatten, unflatten, unstack_layers
 from t5like.interop.peft_files import read_folder
 from t5like.training.checkpoints import save_parameters
 from t5like.training.records.model_dir import CONFIG
@@ -62,7 +62,7 @@ def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabula
   target, model = new_folder(target), load(base, vocabulary)
   # With separate layers: peft may train some of them only.
   module = model.module.clone(config=dataclasses.replace(model.config, scan_layers=False))
-  trained = import_peft(read_folder(storage.as_path(source)), module)
+  trained = import_peft(read_folder(storage.as_path(source)), module, unstack_layers(flatten(model.params)))
   fingerprint = model_fingerprint(model.config, model.vocabulary)
   found = read_base(str(base), module, trained.method, model.vocabulary, fingerprint, cast=False)
   arrays = trained.arrays

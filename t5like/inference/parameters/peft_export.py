@@ -152,10 +152,13 @@ def _ia3(model: nn.Module, flat: Arrays, method: IA3) -> tuple[dict[str, Any], d
     feedforward += [module.name] * is_input
     tensors[f"{module.name}.ia3_l"] = joined[None, :] if is_input else joined[:, None]
   chosen, every = [name.removesuffix(".ia3_l") for name in tensors], [module.name for module in modules]
+  inputs = target_modules(feedforward, every)
+  if any(name.endswith(tuple(inputs)) for name in chosen if name not in feedforward):
+    inputs = sorted(feedforward)  # peft compares ends of names, so that `o` is also `wo`
   return {
     "peft_type": "IA3",
     "target_modules": target_modules(chosen, every),
-    "feedforward_modules": target_modules(feedforward, every),
+    "feedforward_modules": inputs,
     "fan_in_fan_out": any(module.fan_in_fan_out for module in modules),
     "init_ia3_weights": True,
   }, tensors  # fmt: skip

@@ -33,6 +33,8 @@ _SUPPORTED = {
   "layer_replication": (None,),
   "use_qalora": (False, None),
   "trainable_token_indices": (None,),
+  "alora_invocation_tokens": (None,),
+  **dict.fromkeys(("use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"), (None, False)),
   # Others (PiSSA, OLoRA, CorDA, LoftQ) change the base, too; peft does that again when it loads the folder.
   "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
@@ -47,8 +49,11 @@ class Trained:
   arrays: dict[str, np.ndarray]
 
 
-def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
-  """Returns what a peft folder holds for a plain model; raises UserError for what has no counterpart here."""
+def import_peft(folder: PeftFolder, model: nn.Module, base: Mapping[str, np.ndarray] | None = None) -> Trained:
+  """Returns what a peft folder holds for a plain model; raises UserError for what has no counterpart here.
+
+  `base` are the model's parameters with separate layers: peft may save its copy of a tuned matrix.
+  """
   for name, allowed in _SUPPORTED.items():
     if folder.config.get(name) not in allowed:
       raise UserError(f"peft's {name} = {folder.config[name]!r} is not supported", expected=str(allowed[0]))
@@ -61,13 +66,46 @@ def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
     method, arrays = prompt_readers[folder.kind](folder.config, rest.pop(PROMPTS), model)
   else:
     raise UserError(f"unsupported peft_type: {folder.kind!r}", expected=", ".join(readers | prompt_readers))
+  _drop_copies(rest, model, base or {})
   saved = _saved_modules(rest, model)
   if rest:
+    of_tables = any("lora_embedding" in name for name in rest)
     raise UserError(
-      f"{len(rest)} tensors of the peft folder do not belong to this model", tensors="\n".join(sorted(rest)[:8])
+      f"{len(rest)} tensors of the peft folder do not belong to this model"
+      if not of_tables
+      else "LoRA of an embedding, or of an output that shares its matrix, cannot be imported",
+      tensors="\n".join(sorted(rest)[:8]),
+      try_="peft's merge_and_unload(), then save_pretrained: a plain model" if of_tables else "",
     )
+  _check_shapes(arrays, method.tune(model))
   also = _all_or_each([path for path in saved if not path.startswith("head/")], model)
   return Trained(dataclasses.replace(method, also=also), arrays | saved)
+
+
+def _drop_copies(rest: dict[str, np.ndarray], model: nn.Module, base: Mapping[str, np.ndarray]) -> None:
+  """Takes out copies of matrices of the base, which peft saves if an embedding or output is tuned."""
+  for rule in tensor_rules(model):
+    name = rule.theirs.replace(".weight", ".base_layer.weight")
+    if name in rest and all(path in base for path in rule.ours):
+      found = rule.split(rest.pop(name))
+      if not all(np.array_equal(array, base[path]) for path, array in found.items()):
+        raise UserError(
+          f"{name} of the peft folder differs from the base's {rule.theirs}",
+          hint="is --base the model that peft tuned, with its vocabulary?",
+        )
+
+
+def _check_shapes(arrays: Mapping[str, np.ndarray], tuned: nn.Module) -> None:
+  """Raises UserError for an array that does not have the shape of the tuned model's: of another base, most likely."""
+  expected = unstacked_shapes(expected_shapes(tuned))
+  for path, array in arrays.items():
+    if expected.get(path, array.shape) != array.shape:
+      raise UserError(
+        f"the peft folder does not fit the base at {path}",
+        given=array.shape,
+        expected=expected[path],
+        hint="is --base the model of base_model_name_or_path in adapter_config.json?",
+      )
 
 
 def _saved_modules(rest: dict[str, np.ndarray], model: nn.Module) -> dict[str, np.ndarray]:
@@ -162,13 +200,20 @@ def _ia3(
     vector = rest.pop(f"{module.name}.ia3_l", None)
     if vector is None:
       continue
-    is_input = matches(config.get("feedforward_modules"), module.name)
+    is_input = _scales_inputs(vector, config.get("feedforward_modules"), module.name)
     outputs = module.in_our_order(vector.reshape(-1))
     for path, part in zip(module.ours, np.split(outputs, len(module.ours)), strict=True):
       if len(module.ours) == 1 or np.any(part != 1):  # c_attn also has queries, which are not scaled by default
         arrays[f"{path}/ia3"] = part
         (before if is_input else after)[path] = True
   return IA3(targets=_patterns(after, modules), feedforward=_patterns(before, modules)), arrays
+
+
+def _scales_inputs(vector: np.ndarray, feedforward: str | list[str] | None, module: str) -> bool:
+  """Returns whether a vector of (IA)3 scales the inputs of a module: peft gives it the shape [1, n], others [n, 1]."""
+  if max(vector.shape) > 1 < vector.ndim:
+    return vector.shape[0] == 1
+  return matches(feedforward, module)
 
 
 def _patterns(paths: Mapping[str, Any], modules: list[HFModule]) -> list[str]:

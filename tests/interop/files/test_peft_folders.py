@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from t5like.errors import UserError
-from t5like.finetuning.methods import HoulsbyAdapter, LoRA, PrefixTuning
+from t5like.finetuning.methods import IA3, HoulsbyAdapter, LoRA, PrefixTuning
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
-from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten
+from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten, unstack_layers
 from t5like.interop.peft_files import PeftFolder, join_low_rank, matches, read_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -148,6 +148,52 @@ def test_a_folder_that_contradicts_itself_is_refused(case, settings, tensors, me
   save_file(saved, tmp_path / "adapter_model.safetensors")
   with pytest.raises(UserError, match=message):
     import_peft(read_folder(tmp_path), huggingface.load(GOLDEN / "t5_1_1").model)
+
+
+@pytest.mark.parametrize("setting", [{"alora_invocation_tokens": [5]}, {"use_bdlora": {"nblocks": 2}}])
+def test_lora_that_acts_in_another_way_is_refused(setting):
+  folder = read_folder(GOLDEN / "peft" / "gpt2_lora")
+  with pytest.raises(UserError, match=f"peft's {next(iter(setting))} = .* is not supported"):
+    import_peft(dataclasses.replace(folder, config=folder.config | setting), huggingface.load(GOLDEN / "gpt2").model)
+
+
+@pytest.mark.parametrize("case", ["t5_lora", "t5_ia3"])
+def test_an_adapter_of_a_base_of_another_width_is_refused(case):
+  folder = read_folder(GOLDEN / "peft" / case)
+  cut = {name: x[:, :-1] if "lora_A" in name else x[:-1] if "ia3" in name else x for name, x in folder.tensors.items()}
+  with pytest.raises(UserError, match="the peft folder does not fit the base at .*\n  given"):
+    import_peft(dataclasses.replace(folder, tensors=cut), huggingface.load(GOLDEN / outputs(case)["base"]).model)
+
+
+def test_the_shape_of_a_vector_says_what_it_scales():
+  """peft compares the ends of names: `o` in feedforward_modules is also `wo`."""
+  folder = read_folder(GOLDEN / "peft" / "t5_ia3")
+  model = huggingface.load(GOLDEN / outputs("t5_ia3")["base"]).model
+  other = dataclasses.replace(folder, config=folder.config | {"feedforward_modules": ["q"]})
+  assert import_peft(other, model).method == import_peft(folder, model).method
+
+
+def test_feedforward_modules_are_written_so_that_peft_does_not_take_others_for_them(tmp_path):
+  imported = huggingface.load(GOLDEN / "t5_1_1")
+  method = IA3(targets=[".*/mlp/wo"], feedforward=[".*attention/out"])
+  base = flatten(imported.params)
+  ones = {path: np.ones(shape, np.float32) for path, shape in expected_shapes(method.tune(imported.model)).items()}
+  export_peft(tmp_path, imported.model, unflatten(ones | base), method, "t5")
+  config = json.loads((tmp_path / "adapter_config.json").read_text())
+  assert config["target_modules"] == ["o", "wo"]
+  ends, modules = tuple(config["feedforward_modules"]), [name[:-6] for name in read_folder(tmp_path).tensors]
+  assert {name.rpartition(".")[2] for name in modules if name.endswith(ends)} == {"o"}
+
+
+def test_peft_s_copy_of_an_output_matrix_must_be_that_of_the_base():
+  folder, imported = read_folder(GOLDEN / "peft" / "t5_lora"), huggingface.load(GOLDEN / "t5_1_1")
+  base = unstack_layers(flatten(imported.params))
+  copy = {"lm_head.base_layer.weight": np.asarray(base["logits_dense/kernel"]).T}
+  again = import_peft(dataclasses.replace(folder, tensors=folder.tensors | copy), imported.model, base)
+  assert again.method == import_peft(folder, imported.model).method
+  changed = {name: x + 1 for name, x in copy.items()}
+  with pytest.raises(UserError, match=r"lm_head.base_layer.weight of the peft folder differs from the base's"):
+    import_peft(dataclasses.replace(folder, tensors=folder.tensors | changed), imported.model, base)
 
 
 def test_the_tensors_say_which_modules_are_excluded():
