@@ -9,11 +9,19 @@ from typing import Any
 
 from t5like.configuration.t5x_defaults import our_task
 from t5like.configuration.t5x_files import T5XConfiguration, read_t5x_file
-from t5like.configuration.t5x_translation import model_partitions, task_modules, translate_training, untranslated_lines
+from t5like.configuration.t5x_names import lookup
+from t5like.configuration.t5x_translation import (
+  SIZES,
+  model_partitions,
+  task_modules,
+  translate_training,
+  untranslated_lines,
+)
 from t5like.errors import UserError
 
 # Placeholders for values that the file does not set.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
+_DECODING_OPTIONS = ("--max_length", "--beams", "--temperature", "--top_k", "--top_p")
 
 
 def translate_file(
@@ -60,12 +68,14 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   """Returns the shell commands, and the lines that could not be translated."""
   path = source.first("CHECKPOINT_PATH", "RestoreCheckpointConfig.path", "INITIAL_CHECKPOINT_PATH", default=_CHECKPOINT)
   source.get("RestoreCheckpointConfig.path")
+  mode = source.get("RestoreCheckpointConfig.mode", "specific")
   path = str(path[0] if isinstance(path, list | tuple) and path else path)
   task = source.first("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME", default="TASK")
   source.get("MIXTURE_OR_TASK_NAME")
   ours = our_task(str(task))
   model = f" --gin_file={source.model}" if source.model else ""
-  lines = [f"t5like convert from_t5x {shlex.quote(path)} {_MODEL_DIR}{model}"]
+  sizes = [f" --gin.{lookup(name).ours}={source.get(name)}" for name in SIZES if source.has(name)]
+  lines = [f"t5like convert from_t5x {shlex.quote(path)} {_MODEL_DIR}{model}{''.join(sizes)}"]
   options: dict[str, Any] = {"--model_dir" if kind == "eval" else "--model": _MODEL_DIR, "--task": ours or task}
   if modules := task_modules(source, bool(ours)):
     options["--task_modules"] = ",".join(modules)
@@ -79,18 +89,27 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   beams = source.get("predict_batch_with_aux.num_decodes")
   options["--beams"] = None if beams == 1 else beams
   options["--examples"] = source.get("Evaluator.num_examples")
-  options |= _output(source, kind)
+  options |= _decoding(source) | _output(source, kind)
+  if scores := kind == "infer" and source.get("infer.mode", "predict") == "score":  # generates nothing
+    options = {name: value for name, value in options.items() if name not in _DECODING_OPTIONS}
   words = [f"{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
   words += ["--truncate"] if "--max_inputs" in options else []
-  if kind == "infer" and source.get("infer.mode", "predict") == "score":
-    words.append("--score")
+  words += ["--score"] if scores else []
   partitions = model_partitions(source)
   if kind == "infer" and partitions > 1:
     words.append(f"--mesh=data=-1,tensor={partitions}")
   untranslated = untranslated_lines(_without_training(source))
+  if mode == "all":
+    untranslated.append("RestoreCheckpointConfig.mode = 'all'  (convert and evaluate one checkpoint after the other)")
   if kind == "eval" and partitions > 1:
     untranslated.append(f"PjitPartitioner.num_partitions = {partitions}  (eval uses the mesh of the model directory)")
   return [*lines, f"t5like {kind} " + " \\\n    ".join(words)], untranslated
+
+
+def _decoding(source: T5XConfiguration) -> dict[str, Any]:
+  """Returns the options of sampling; 0 means no limit there."""
+  names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
+  return {f"--{ours}": source.get(f"temperature_sample.{theirs}") or None for theirs, ours in names.items()}
 
 
 def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:

@@ -69,6 +69,12 @@ class T5XConfiguration:
     values = [self.get(name, _MISSING) for name in names]
     return next((value for value in values if value is not _MISSING), default)
 
+  def drop_if_any(self, name: str, *values: Any) -> None:
+    """Marks a line as translated if its value is one of these, which change nothing."""
+    used = set(self.used)
+    if self.get(name, values[0]) not in values:
+      self.used = used
+
   def left(self) -> Iterator[tuple[str, Setting]]:
     """Yields the settings of the file that have not been read."""
     return ((key, s) for key, s in self.settings.items() if s.binding is not None and key not in self.used)

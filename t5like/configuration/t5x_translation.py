@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,7 +24,9 @@ from t5like.configuration.t5x_optimizers import (
 
 _REQUIRED = MacroReference(REQUIRED)
 # Modules with T5X's configurables; other imports of a file register tasks.
-_PLUMBING_MODULES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "flaxformer", "clu", "typing")
+_PLUMBING_MODULES = {
+  "__gin__", "t5x", "seqio", "optax", "flax", "jax", "flaxformer", "clu", *sys.stdlib_module_names, "__main__"
+}  # fmt: skip
 # Parameters that only wire T5X's objects together.
 _PLUMBING = {
   "MODEL", "MODEL_DIR", "OPTIMIZER", "train.model", "train.model_dir", "train.train_dataset_cfg",
@@ -37,9 +40,12 @@ _PLUMBING = {
   "Adafactor.logical_factor_rules", "Adafactor.step_offset", "Evaluator.logger_cls",
 }  # fmt: skip
 # Names with the same values on both sides.
-_STRAIGHT = (
+SIZES = (
   "T5Config.vocab_size", "T5Config.emb_dim", "T5Config.mlp_dim", "T5Config.num_heads", "T5Config.head_dim",
-  "T5Config.num_encoder_layers", "T5Config.num_decoder_layers", "T5Config.dtype", "T5Config.scan_layers",
+  "T5Config.num_encoder_layers", "T5Config.num_decoder_layers",
+)  # fmt: skip
+_STRAIGHT = (
+  *SIZES, "T5Config.dtype", "T5Config.scan_layers",
   "Adafactor.decay_rate", "Adafactor.clipping_threshold", "Adafactor.multiply_by_parameter_scale",
   "Adafactor.min_dim_size_to_factor", "Adafactor.weight_decay_rate", "Adafactor.global_norm_clip_threshold",
   "train.stats_period",
@@ -93,7 +99,7 @@ def translate_training(source: T5XConfiguration) -> Translation:
   _loss(source, result)
   rate = translate_optimizer(source, result)
   if rate is None or str(getattr(rate, "name", "")).endswith("create_learning_rate_scheduler"):
-    _learning_rate(source, result, finetune)
+    _learning_rate(source, result, finetune, continues=finetune or start is not None)
   else:
     translate_own_rate(rate, source, result, finetune)
   _evaluation(source, result, finetune)
@@ -116,7 +122,7 @@ def untranslated_lines(source: T5XConfiguration) -> list[str]:
     entry = lookup(plain)
     reason = "no equivalent in t5like"
     if key.startswith(("train_eval/", "infer_eval/")):
-      reason = "evaluation uses the batch size, lengths and tasks of training"
+      reason = "evaluation uses the batch size, lengths and tasks of training, and one split"
     elif entry is not None:
       reason = f"{entry.ours} here; {entry.note}".rstrip("; ") if entry.ours else entry.note
     lines.append(f"{setting.source()}  ({reason})")
@@ -137,6 +143,10 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   comment = f"T5X: {task}" if ours else ""
   if isinstance(task, str) and not ours:
     comment = "your own task, or one of the t5 package: TASK_MODULES registers it; `t5like tasks list` shows ours"
+  if ours == "c4_span_corruption" and not finetune:  # that of T5X: without the last sentinel of the paper
+    result.include.insert(1, "objectives/span_corruption.gin")
+    result.set("OBJECTIVE_VARIANT", "t5")
+    ours = "c4"
   result.set("TASK", ours or task, " ".join(comment.split()))
   if modules := task_modules(source, bool(ours)):
     result.set("TASK_MODULES", modules)
@@ -153,9 +163,12 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
     result.set("train.split", split)
   if not (isinstance(task, str) and "span_corruption" in task):
     result.set("PACK" if finetune else "train.pack", bool(source.get("train/DatasetConfig.pack", True)))
-  for name in ("train", "train_eval", "infer_eval"):  # one task, one set of lengths, one batch size here
-    for field in ("mixture_or_task_name", "task_feature_lengths", "module", "seed", "shuffle", "use_cached", "pack"):
+  for name in ("train", "train_eval", "infer_eval"):
+    for field in ("module", "seed", "shuffle", "use_cached", "pack"):
       source.get(f"{name}/DatasetConfig.{field}")
+    # One task and one set of lengths here; T5X's None are the lengths of the data.
+    source.drop_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
+  source.drop_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
   for name in ("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"):
     source.get(name)
 
@@ -229,14 +242,14 @@ def _loss(source: T5XConfiguration, result: Translation) -> None:
     result.untranslated.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALIZER is a number or None here)")
 
 
-def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
+def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool, continues: bool) -> None:
   name = "create_learning_rate_scheduler"
   factors = str(source.get(f"{name}.factors", "constant * linear_warmup * rsqrt_decay"))
   rate = source.get(f"{name}.base_learning_rate", 0.5)
   steps = source.get(f"{name}.warmup_steps", 1000)
   kinds = sorted(factor.strip() for factor in factors.split("*"))
   if translate_decay(kinds, rate, steps, source, result, finetune):
-    if finetune:
+    if continues:
       result.comments["LEARNING_RATE"] = "; ".join([*filter(None, [result.comments.get("LEARNING_RATE")]), _CONTINUES])
     return
   warm = "linear_warmup" in kinds
@@ -248,7 +261,7 @@ def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool
     schedule = "inverse_square_root"
     scale = rate * math.sqrt(steps) if "rsqrt_normalized_decay" in kinds else rate
     macro = "inverse_square_root.warmup_steps" if finetune else "WARMUP_STEPS"
-    result.set(macro, steps, _CONTINUES if finetune else "")
+    result.set(macro, steps, _CONTINUES if continues else "")
     if scale != 1.0:
       result.set("inverse_square_root.scale", scale)
   else:
@@ -272,8 +285,7 @@ def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -
   measured = source.get("train.train_eval_dataset_cfg", "default") is not None
   split = source.get("infer_eval/DatasetConfig.split") if decoded else None
   split = split or source.get("train_eval/DatasetConfig.split", "validation")
-  for scope in ("train_eval", "infer_eval"):
-    source.get(f"{scope}/DatasetConfig.split")
+  source.drop_if_any("train_eval/DatasetConfig.split", split)  # one split here
   if not decoded and not measured:
     result.set("EVAL_SPLIT", "")
     return

@@ -7,6 +7,8 @@ import optax
 import pytest
 
 from t5like import configuration
+from t5like.experiments.reading import read_experiment
+from t5like.objectives.span_corruption import SpanCorruption
 
 T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x" / "examples" / "t5" / "t5_1_1" / "examples"
 
@@ -171,6 +173,56 @@ def test_eval_and_infer_files_become_commands(t5like):
   assert "num_partitions = 2" in done.stderr
   words = t5like("convert", "gin", T5X / "base_wmt_infer.gin").stdout.replace("\\\n", "").split()
   assert {"infer", "--model=MODEL_DIR", "--max_inputs=64", "--max_length=64", "--truncate"} <= set(words)
+
+
+def commands_of(t5like, tmp_path, *lines):
+  (tmp_path / "theirs.gin").write_text("\n".join(lines) + "\n")
+  done = t5like("convert", "gin", tmp_path / "theirs.gin")
+  return done.stdout.replace("\\\n", "").split(), done.stderr
+
+
+def test_a_file_that_scores_becomes_a_command_without_decoding_options(t5like, tmp_path):
+  lines = ["include 't5x/configs/runs/infer.gin'", "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 16}",
+           "decoding.temperature_sample.topk = 5", "decoding.temperature_sample.temperature = 0.7"]  # fmt: skip
+  words, _ = commands_of(t5like, tmp_path, *lines)
+  assert {"--max_length=16", "--top_k=5", "--temperature=0.7"} <= set(words) and "--score" not in words
+  words, _ = commands_of(t5like, tmp_path, *lines, "infer_script.infer.mode = 'score'")
+  assert "--score" in words and "--max_inputs=64" in words
+  assert not any(word.startswith(("--max_length", "--top_k", "--temperature")) for word in words)
+
+
+def test_the_sizes_of_a_tiny_model_are_options_of_the_conversion(t5like, tmp_path):
+  lines = ["import functools", "include 't5x/examples/t5/t5_1_1/tiny.gin'", "include 't5x/configs/runs/eval.gin'",
+           "utils.RestoreCheckpointConfig.mode = 'all'"]  # fmt: skip
+  words, listed = commands_of(t5like, tmp_path, *lines)
+  assert {"--gin.EMBED_DIM=8", "--gin.NUM_ENCODER_LAYERS=2", "--gin.HEAD_DIM=3"} <= set(words)
+  assert not any("functools" in word for word in words) and "mode = 'all'" in listed
+
+
+def test_span_corruption_of_c4_is_t5xs_and_a_changed_schedule_is_noted(t5like, tmp_path):
+  out = tmp_path / "ours.gin"
+  (tmp_path / "theirs.gin").write_text(
+    "include 't5x/examples/t5/t5_1_1/small.gin'\ninclude 't5x/configs/runs/pretrain.gin'\nTRAIN_STEPS = 1100000\n"
+    "MIXTURE_OR_TASK_NAME = 'c4_v220_span_corruption'\nTASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}\n"
+    "utils.RestoreCheckpointConfig.path = '/models/checkpoint_1000000'\n"
+  )
+  t5like("convert", "gin", tmp_path / "theirs.gin", f"--out={out}")
+  run = read_experiment([str(out)], [("MODEL_DIR", str(tmp_path / "run"))])
+  assert (run.task, run.objective) == ("c4", SpanCorruption(variant="t5")) and run.steps == 100_000
+  assert "# T5X continues at the checkpoint's step, here the schedule starts at 0\nWARMUP_STEPS" in out.read_text()
+
+
+def test_other_lengths_and_splits_of_evaluations_are_listed(t5like, tmp_path):
+  same = ["include 't5x/configs/runs/finetune.gin'", "MIXTURE_OR_TASK_NAME = 'snli'", "TRAIN_STEPS = 10",
+          "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 16}", "infer_eval/utils.DatasetConfig.split = 'test'",
+          "train_eval/utils.DatasetConfig.split = 'test'",
+          "train_eval/utils.DatasetConfig.task_feature_lengths = %TASK_FEATURE_LENGTHS",
+          "infer_eval/utils.DatasetConfig.task_feature_lengths = None"]  # fmt: skip
+  assert "not translated: 0" in commands_of(t5like, tmp_path, *same)[1]
+  other = ["infer_eval/utils.DatasetConfig.task_feature_lengths = {'inputs': 256, 'targets': 16}",
+           "train_eval/utils.DatasetConfig.split = 'validation'"]  # fmt: skip
+  listed = commands_of(t5like, tmp_path, *same, *other)[1]
+  assert "'inputs': 256" in listed and "train_eval/utils.DatasetConfig.split = 'validation'" in listed
 
 
 SCHEDULES = [
