@@ -45,6 +45,13 @@ def test_infilling_hides_30_percent_in_spans_of_poisson_3():
   assert 1.0 < empty.sum() / 2000 < 3.0  # 0.05 * 51.5 = 2.6, not counting neighbors of full stops
 
 
+def test_more_empty_spans_than_tokens_are_one_before_each_token():
+  inputs = apply(Bart(noise_density=0.5, mean_span_length=0.3, permute_sentences=False), rows_of(20, 40))
+  shown_tokens = inputs.tokens > MASK
+  assert np.all(shown_tokens.sum(axis=1) == 20) and not shown_tokens[:, 0].any()
+  assert not np.any(shown_tokens[:, 1:] & shown_tokens[:, :-1])
+
+
 def test_token_masking_and_deletion():
   rows = rows_of(50, 100)
   masked, deleted = apply("bart_token_masking", rows), apply("bart_token_deletion", rows)

@@ -48,6 +48,9 @@ def test_the_reason_is_described():
   assert stops_at(stopping, [2.5, 2.75], "snli/loss") == 2
   assert stopping.describe() == "snli/loss has not fallen below 2.5 of step 10 in 1 evaluations"
   assert stopping.best == 2.5 and stopping.best_step == 10
+  rising = EarlyStopping("accuracy", 1, min_delta=0.5)
+  assert stops_at(rising, [2.5, 2.75]) == 2
+  assert rising.describe() == "accuracy has not risen above 2.5 of step 10 by more than 0.5 in 1 evaluations"
 
 
 @pytest.mark.parametrize(
