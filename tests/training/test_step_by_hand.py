@@ -11,7 +11,7 @@ from t5like.training import optimizers
 from t5like.training import step as training_step
 from t5like.training.optimizers import schedules
 from t5like.training.state import TrainState
-from t5like.training.step import LossSettings, train_step
+from t5like.training.step import LossSettings, loss_and_gradients, train_step
 
 OPTIMIZER = optimizers.lion(schedules.linear(0.0, 1.0, 10), clip_norm=None)
 BATCH = {"decoder_target_tokens": np.zeros((1, 1), np.int32), "decoder_loss_weights": np.ones((1, 1), np.float32)}
@@ -58,6 +58,44 @@ def test_one_update(platform):
   assert float(state.params["w"]) == pytest.approx(math.log(3) + 0.3)  # the sign, at the rate of step 3
   assert norms == pytest.approx({"parameter/w": math.log(3) + 0.3, "gradient/w": 0.25, "update/w": 0.3})
   assert int(state.step) == 4
+
+
+@pytest.mark.parametrize(
+  "given, loss, gradient",
+  [
+    # The smoothed target is (0.8, 0.2), and the loss its divergence from (3/4, 1/4).
+    (dict(label_smoothing=0.2), 0.8 * math.log(0.8 / 0.75) + 0.2 * math.log(0.2 / 0.25), 0.75 - 0.8),
+    # Z is 3 + 1.
+    (dict(z_loss=0.5), math.log(4 / 3) + 0.5 * math.log(4) ** 2, 0.75 - 1 + math.log(4) * 0.75),
+    (dict(microbatches=2), math.log(4 / 3), 0.75 - 1),
+    # Divides the sum over both microbatches.
+    (dict(normalizer=8.0, microbatches=2), 2 * math.log(4 / 3) / 8, 2 * (0.75 - 1) / 8),
+  ],
+)
+def test_the_loss_of_two_rows(given, loss, gradient):
+  batch = {name: np.repeat(x, 2, axis=0) for name, x in BATCH.items()}
+  state, metrics = update(lambda w: w, LossSettings(**{"z_loss": 0.0, **given}), start(math.log(3)), batch)
+  assert float(metrics["gradient_norm"]) == pytest.approx(abs(gradient))
+  assert float(state.params["w"]) == pytest.approx(math.log(3) - math.copysign(0.3, gradient))
+  found, divisor = float(metrics["loss"]), given.get("normalizer", float(metrics["target_tokens"]))
+  assert found / divisor == pytest.approx(loss, abs=1e-6)
+
+
+def test_every_step_seed_and_microbatch_draws_its_own_dropout():
+  class Drawn(Function):
+    def apply(self, variables, batch, deterministic, rngs):
+      self._function = lambda w: w + jax.random.uniform(rngs["dropout"])
+      return super().apply(variables, batch, deterministic, rngs)
+
+  four_rows = {name: np.repeat(x, 4, axis=0) for name, x in BATCH.items()}
+  settings = [LossSettings(microbatches=n) for n in (1, 2, 4)]
+  one, two, four = (
+    jax.jit(lambda state, each=each: loss_and_gradients(Drawn(None), each, state, four_rows)[0]) for each in settings
+  )
+  before = start(0.0)
+  losses = [one(before), one(before.replace(step=jnp.int32(4))), one(before.replace(seed=jnp.uint32(1)))]
+  losses += [two(before), four(before)]
+  assert len({float(loss) for loss in losses}) == 5 and two(before) == losses[3]
 
 
 @pytest.mark.parametrize("guard", [True, False])
