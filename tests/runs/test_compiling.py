@@ -1,5 +1,6 @@
 """Train steps compile in threads of their own, while the state is initialized or restored."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ import t5like.runs.trainer as trainer
 from t5like.experiments.reading import read_experiment
 from t5like.runs import train
 from t5like.runs.compiling import CompiledSteps
-from t5like.training.step import train_step
+from t5like.training.step import LossSettings, train_step
 
 WAIT = 60.0
 
@@ -86,10 +87,13 @@ def test_a_run_initializes_while_it_compiles(experiment, monkeypatch):
 def test_a_run_is_described_while_it_compiles(experiment, capsys):
   """The step is traced first: on an accelerator, to estimate the memory for the run card takes seconds."""
 
-  def step(*args):
-    print("traced")
-    return train_step(*args)
+  given = dict(z_loss=0.01, label_smoothing=0.1, microbatches=2)
 
-  train(experiment, step=step)
+  def step(model, optimizer, settings, *args):
+    print("traced")
+    assert settings == LossSettings(**given, normalizer=50.0, layer_norms=True)
+    return train_step(model, optimizer, settings, *args)
+
+  train(dataclasses.replace(experiment, **given, loss_normalizer=50.0, norms_period=2), step=step)
   printed = capsys.readouterr().out
   assert printed.index("traced") < printed.index("parameters:") < printed.index("step 2/2")
