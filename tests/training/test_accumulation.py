@@ -15,7 +15,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.training.losses import LossSettings
-from t5like.training.microbatches import check_microbatches, split_rows, sum_gradients
+from t5like.training.microbatches import check_microbatches, split_rows, sum_cached_gradients, sum_gradients
 from t5like.training.state import TrainState
 from t5like.training.step import eval_step, loss_and_gradients
 
@@ -125,6 +125,18 @@ def test_gradients_are_added_in_float32():
     lambda i, x: ({"w": x[0].astype(jnp.bfloat16)}, jnp.float32(1)), np.ones(512, np.float32), 512, params
   )
   assert total["w"].dtype == jnp.bfloat16 and float(total["w"]) == 512 == float(count)
+
+
+def test_outputs_that_are_computed_again_have_the_same_dropout():
+  """Outputs w * x * (1 + microbatch) of x = 1, 2, 3, 4 at w = 1, in two microbatches: 1, 4, 3, 8."""
+  gradients, (loss, _) = sum_cached_gradients(
+    lambda params, index, x: params["w"] * x * (1.0 + index.astype(jnp.float32)),
+    lambda outputs: (jnp.sum(outputs) ** 2, {}),
+    jnp.arange(1.0, 5.0),
+    2,
+    {"w": jnp.float32(1.0)},
+  )
+  assert float(loss) == 16**2 and float(gradients["w"]) == 2 * 16 * 16
 
 
 def test_evaluation_sums_do_not_depend_on_microbatches():

@@ -54,6 +54,17 @@ def test_a_restored_run_continues_to_the_same_bytes(run, tmp_path):
     np.testing.assert_array_equal(a, b)
 
 
+def test_a_step_that_is_not_finite_keeps_the_carry(run):
+  state = advance(run, run[3](), [0])
+  kept = jax.tree.map(np.array, state.carry)  # the step takes the state's memory
+  too_much = batch(1) | {"decoder_loss_weights": np.full((ROWS, LENGTH), 3e38, np.float32)}
+  sharding = parallel.batch_sharding(jax.tree.leaves(run[1].shardings.params)[0].mesh)
+  state, metrics = run[2](state, jax.device_put(too_much, sharding))
+  assert float(metrics["finite"]) == 0.0 and int(state.step) == 2
+  for a, b in zip(jax.tree.leaves(state.carry), jax.tree.leaves(kept), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
 def test_the_carry_is_the_models_state_and_starts_over_where_a_text_does(run):
   """A model without dropout, whose parameters a step does not change: the next carry is what it computes."""
   model = AWDLSTM(

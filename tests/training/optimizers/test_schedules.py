@@ -65,6 +65,8 @@ def test_slanted_triangular_is_ulmfits():
   # T = 100, cut at 10: p = 0 at first, 1/2 at step 5, 1 at 10, 1/2 at 55 and 0 at 100; rate = peak (1 + 31 p) / 32.
   schedule = schedules.slanted_triangular(peak=0.32, total_steps=100)
   assert rates(schedule, 0, 5, 10, 55, 100, 200) == close([0.01, 0.165, 0.32, 0.165, 0.01, 0.01])
+  # The cut is rounded down, to 2.
+  assert rates(schedules.slanted_triangular(0.32, 29), 0, 1, 2) == close([0.01, 0.165, 0.32])
   assert all(np.isfinite(rates(schedules.slanted_triangular(total_steps=3), 0, 1, 2, 3)))
 
 
