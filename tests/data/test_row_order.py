@@ -22,6 +22,12 @@ def test_an_epoch_has_every_row_once_and_a_pool_the_rows_of_its_blocks(rows, blo
     assert sorted(found[pools == pool]) == sorted(row for span in spans for row in span)
 
 
+def test_the_order_in_a_pool_depends_on_seed_epoch_and_pool():
+  order, rows = PooledOrder(10, 10), 300
+  within = [order.shuffled(np.arange(2 * rows), rows, seed)[1].reshape(6, 100) % 10 for seed in (0, 1)]
+  assert len({tuple(places) for places in np.concatenate(within).tolist()}) == 2 * 2 * 3
+
+
 def test_any_row_of_a_huge_corpus_is_found_at_once():
   rows = 10**12 // 568
   order = PooledOrder.of(568 * 2, 1 << 30)

@@ -12,7 +12,7 @@ from checkpoint_states import parameters as any_parameters
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_intact, restore_state
-from t5like.training.checkpoints.integrity import CHECKSUMS, find_damage
+from t5like.training.checkpoints.integrity import CHECKSUMS, find_damage, write_checksums
 
 # Large enough for data files; smaller arrays are stored in the index.
 parameters = functools.partial(any_parameters, width=256)
@@ -116,6 +116,17 @@ def test_implausible_values_are_damage_without_checksums(run, value):
   (run / "checkpoints/2" / CHECKSUMS).unlink()
   newest = newest_intact(run)
   assert newest.step == 1 and "has values that are not finite, or above" in newest.messages[0]
+
+
+@pytest.mark.parametrize("place", [0, 5 * 2**20, 9 * 2**20 - 1])
+def test_a_bit_anywhere_in_a_large_file_is_damage(tmp_path, place):
+  content = bytearray(9 * 2**20)  # more than two of the blocks in which it is read
+  (tmp_path / "arrays").write_bytes(content)
+  write_checksums(tmp_path)
+  assert find_damage(tmp_path) is None
+  content[place] ^= 1
+  (tmp_path / "arrays").write_bytes(content)
+  assert find_damage(tmp_path) == "its arrays does not match its checksum"
 
 
 def test_a_damaged_step_can_be_saved_again(run):
