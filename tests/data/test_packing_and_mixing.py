@@ -1,5 +1,7 @@
 """Packing keeps every example and wastes little space; mixtures keep their rates."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,14 @@ def test_every_epoch_contains_every_example_once_and_no_row_overflows(lengths, e
   # A single row can be read.
   alone, _ = plan.fill(np.array([plan.rows - 1]), np.array([epoch]), seed=5)
   assert alone.tolist() == examples[row == plan.rows - 1].tolist()
+
+
+def test_every_epoch_and_seed_packs_examples_with_others():
+  """Examples of two lengths, each permuted with a key of its own."""
+  plan = plan_packing(np.repeat([[12, 4], [8, 5]], 100, axis=0), np.array([20, 9]))
+  filled = [plan.fill(np.arange(100), np.full(100, epoch), seed)[0] for epoch, seed in ((0, 5), (1, 5), (0, 6))]
+  pairs = [{tuple(sorted(row)) for row in examples.reshape(100, 2).tolist()} for examples in filled]
+  assert all(len(one & other) < 10 for one, other in itertools.combinations(pairs, 2))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,12 @@ def test_an_epoch_has_every_row_once_and_a_pool_the_rows_of_its_blocks(rows, blo
     assert sorted(found[pools == pool]) == sorted(row for span in spans for row in span)
 
 
-def test_the_order_in_a_pool_depends_on_seed_epoch_and_pool():
+def test_the_blocks_and_the_order_of_a_pool_depend_on_seed_epoch_and_pool():
   order, rows = PooledOrder(10, 10), 300
   within = [order.shuffled(np.arange(2 * rows), rows, seed)[1].reshape(6, 100) % 10 for seed in (0, 1)]
   assert len({tuple(places) for places in np.concatenate(within).tolist()}) == 2 * 2 * 3
+  blocks = [order.spans(pool, rows, seed)[0] for seed in (0, 1) for pool in range(6)]
+  assert len({tuple(sorted(first)) for first in blocks}) == 2 * 2 * 3
 
 
 def test_any_row_of_a_huge_corpus_is_found_at_once():
