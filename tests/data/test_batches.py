@@ -108,15 +108,16 @@ def test_seeds_and_epochs_differ(corpus, name):
 
 
 @pytest.mark.parametrize("name", ["span_corruption", "roberta"])
-def test_a_row_is_corrupted_differently_in_every_epoch(corpus, name):
-  source = corpus_rows(corpus, name)
-  count, side = source.rows_per_epoch, "encoder_input_tokens"
-  epochs = []
-  for epoch in range(2):
-    numbers = np.arange(count) + epoch * count
-    epochs.append(source.rows(numbers)[side][np.argsort(shuffled(numbers, count, 0)[1])])  # by row
-  assert np.mean(np.any(epochs[0] != epochs[1], axis=1)) > 0.9
-  text = [row[(row > 9) & (row < 900)] for row in np.stack(epochs, axis=1)]  # of the same row, without what is hidden
+@pytest.mark.parametrize("seed, epoch", [(0, 1), (1, 0)])
+def test_a_row_is_corrupted_differently_by_every_epoch_and_seed(corpus, name, seed, epoch):
+  hidden = []
+  for seed_, epoch_ in ((0, 0), (seed, epoch)):
+    source = corpus_rows(corpus, name, seed_)
+    numbers = np.arange(source.rows_per_epoch) + epoch_ * source.rows_per_epoch
+    by_row = np.argsort(shuffled(numbers, len(numbers), seed_)[1])
+    hidden.append(source.rows(numbers)["encoder_input_tokens"][by_row])
+  assert np.mean(np.any(hidden[0] != hidden[1], axis=1)) > 0.9
+  text = [row[(row > 9) & (row < 900)] for row in np.stack(hidden, axis=1)]  # of the same row, without what is hidden
   assert np.mean([len(np.unique(tokens)) < 0.85 * len(tokens) for tokens in text]) > 0.9
 
 
