@@ -107,18 +107,29 @@ def test_seeds_and_epochs_differ(corpus, name):
   assert not same(first, source.rows(np.arange(count, 2 * count)))
 
 
+def rows_in_order(corpus, name, seed, epoch):
+  source = corpus_rows(corpus, name, seed)
+  numbers = np.arange(source.rows_per_epoch) + epoch * source.rows_per_epoch
+  by_row = np.argsort(shuffled(numbers, len(numbers), seed)[1])
+  return {feature: x[by_row] for feature, x in source.rows(numbers).items()}
+
+
 @pytest.mark.parametrize("name", ["span_corruption", "roberta"])
 @pytest.mark.parametrize("seed, epoch", [(0, 1), (1, 0)])
 def test_a_row_is_corrupted_differently_by_every_epoch_and_seed(corpus, name, seed, epoch):
-  hidden = []
-  for seed_, epoch_ in ((0, 0), (seed, epoch)):
-    source = corpus_rows(corpus, name, seed_)
-    numbers = np.arange(source.rows_per_epoch) + epoch_ * source.rows_per_epoch
-    by_row = np.argsort(shuffled(numbers, len(numbers), seed_)[1])
-    hidden.append(source.rows(numbers)["encoder_input_tokens"][by_row])
+  hidden = [rows_in_order(corpus, name, *order)["encoder_input_tokens"] for order in ((0, 0), (seed, epoch))]
   assert np.mean(np.any(hidden[0] != hidden[1], axis=1)) > 0.9
   text = [row[(row > 9) & (row < 900)] for row in np.stack(hidden, axis=1)]  # of the same row, without what is hidden
   assert np.mean([len(np.unique(tokens)) < 0.85 * len(tokens) for tokens in text]) > 0.9
+
+
+@pytest.mark.parametrize("seed, epoch", [(0, 1), (1, 0)])
+def test_a_row_gets_another_document_in_every_epoch_and_seed(corpus, seed, epoch):
+  pairs = [rows_in_order(corpus, "bert_mlm_nsp", *order) for order in ((0, 0), (seed, epoch))]
+  random = np.flatnonzero((pairs[0]["labels"] == 1) & (pairs[1]["labels"] == 1))
+  begins = [pair["encoder_token_types"].argmax(axis=1)[random] for pair in pairs]
+  first = [pair["encoder_target_tokens"][random, begin] for pair, begin in zip(pairs, begins, strict=True)]
+  assert len(random) > 20 and np.mean(first[0] == first[1]) < 0.2
 
 
 @pytest.mark.parametrize("name", ["lm", "full_lm", "causal_lm", "prefix_lm", "roberta"])

@@ -23,10 +23,11 @@ def test_rows_continue_those_of_the_step_before_and_cover_the_corpus(corpus):  #
   seen = np.concatenate([step["decoder_input_tokens"].ravel() for step in steps[:8]])
   text = seen[seen > 1]
   assert len(np.unique(text)) == len(text) and len(seen) == 4 * 8 * 6  # nothing twice in an epoch
-  # Another epoch or seed starts elsewhere; the corpus is a circle: token 209 is followed by the separator, then by token 10.
+  # Another epoch or seed starts elsewhere.
   other = data.WindowRows(corpus, LENGTHS, SPECIAL, seed=4, streams=4).rows(np.arange(4))
   for elsewhere in (steps[8], other):
     assert not np.array_equal(steps[0]["decoder_input_tokens"], elsewhere["decoder_input_tokens"])
+  # The corpus is a circle: token 209 is followed by the separator, then by token 10.
   circle = np.concatenate([np.append(part, 1) for part in np.split(np.arange(10, 210), np.cumsum((7, 30, 5, 60)))])
   for step in steps:
     for row, targets in zip(step["decoder_input_tokens"], step["decoder_target_tokens"], strict=True):
