@@ -120,7 +120,9 @@ def read_all(cache):
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_damage_is_detected_and_the_file_is_named(tmp_path, monkeypatch, kind, damage, size):
-  """In a small cache on open; in a large one a file of the right size is checked on read."""
+  """In a small cache on open; in a large one, of several blocks, a file of the right size is checked on read."""
+  if size == "large":
+    monkeypatch.setattr(shards, "BLOCK", 16)
   write(tmp_path / "c", EXAMPLES)
   path = tmp_path / "c" / f"shard-00000.{kind}"
   damaged(path, damage)
