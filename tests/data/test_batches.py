@@ -297,3 +297,6 @@ def test_a_corpus_shorter_than_a_row_is_refused(tmp_path):
   short = make_cache(tmp_path / "short", [{"targets": "2 3 4"}], ["targets"])
   with pytest.raises(UserError, match=r"shorter than one row: 3 tokens \(expected at least"):
     corpus_rows(short)
+  raw = CATALOGUE["span_corruption"].lengths(64).raw
+  one_row = make_cache(tmp_path / "one", [{"targets": "2 " * raw}], ["targets"])
+  assert corpus_rows(one_row).rows_per_epoch == 1
