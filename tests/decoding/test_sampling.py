@@ -21,6 +21,7 @@ def allowed(**limits) -> list[int]:
 @pytest.mark.parametrize(
   ("limits", "expected"),
   [
+    (dict(top_k=2, top_p=0.57), [1]),
     (dict(), [0, 1, 2, 3, 4]),
     (dict(top_k=1), [1]),
     (dict(top_k=3), [1, 3, 4]),
@@ -30,7 +31,6 @@ def allowed(**limits) -> list[int]:
     (dict(top_p=0.84), [1, 3, 4]),
     (dict(top_p=1e-6), [1]),
     (dict(top_k=2, top_p=0.6), [1, 3]),  # of two tokens the first has 0.4 / 0.7 = 0.571
-    (dict(top_k=2, top_p=0.57), [1]),
     (dict(min_p=0.3), [1, 3, 4]),  # 0.3 * 0.4 = 0.12
     (dict(min_p=0.8), [1]),
     (dict(top_k=4, min_p=0.26), [1, 3, 4]),
@@ -90,9 +90,9 @@ CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}  # p = 0.001, by degrees o
 @pytest.mark.parametrize(
   ("settings", "weights"),
   [
+    (dict(temperature=2.0, top_k=3), PROBABILITIES**0.5 * (PROBABILITIES > 0.12)),
     (dict(), PROBABILITIES),
     (dict(temperature=0.5), PROBABILITIES**2),
-    (dict(temperature=2.0, top_k=3), PROBABILITIES**0.5 * (PROBABILITIES > 0.12)),
     (dict(top_p=0.41), PROBABILITIES * (PROBABILITIES > 0.2)),
     (dict(top_k=4, top_p=0.9, min_p=0.2), PROBABILITIES * (PROBABILITIES > 0.09)),
   ],
