@@ -136,3 +136,6 @@ def test_rouge_equals_the_published_bootstrap_values():
   # rouge-score's own test data; the values are those of the t5 library.
   expected = {"rouge1": 38.517523467350486, "rouge2": 22.1524010821563, "rougeLsum": 38.362646331618514}
   assert metrics.rouge(*files) == pytest.approx(expected, abs=1e-6)
+  # Both lines of a prediction match the same word of a target in one line; each line of a target matches its own.
+  one, two = ["d d"], ["d\nd"]
+  assert metrics.rouge(one, two)["rougeLsum"] == 50 and metrics.rouge(two, one)["rougeLsum"] == 100
