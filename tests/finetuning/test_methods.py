@@ -1,6 +1,7 @@
 """Every method on every family: step 0, what trains, merging, and settings that do not fit."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -25,6 +26,7 @@ from t5like.finetuning.methods import (
   T5Adapter,
   Together,
 )
+from t5like.finetuning.methods.lora import LowRank
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.shapes import boxed_shapes
 from t5like.models.stepping import prepare
@@ -191,6 +193,21 @@ def test_lora_dropout_only_in_training():
   dropped = jax.jit(lambda params: logits(tuned, params, rngs={"dropout": jax.random.key(0)}))
   assert np.array_equal(plain(changed), plain(changed))
   assert not np.allclose(dropped(changed), plain(changed))
+
+
+def test_lora_scales_its_update_and_drops_its_inputs_at_their_rate():
+  class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return LowRank(64, scale=3.0, dropout=0.25, magnitude=False, inputs=64, outputs=64, axes=(None, None))(
+        self, jnp.zeros_like, x
+      )
+
+  apply = functools.partial(Layer().apply, {"params": {"lora_a": jnp.eye(64), "lora_b": jnp.eye(64)}})
+  ones = jnp.ones((200, 64))
+  assert np.array_equal(apply(ones), 3 * ones)
+  values, counts = np.unique(apply(ones, rngs={"dropout": jax.random.key(0)}), return_counts=True)
+  assert values.tolist() == [0, 4] and abs(counts[0] / ones.size - 0.25) < 0.02
 
 
 @pytest.mark.parametrize(
