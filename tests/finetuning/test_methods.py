@@ -210,6 +210,25 @@ def test_lora_scales_its_update_and_drops_its_inputs_at_their_rate():
   assert values.tolist() == [0, 4] and abs(counts[0] / ones.size - 0.25) < 0.02
 
 
+def test_dora_by_hand():
+  """The column (3, 4) has norm 5, which is a constant in the gradient; the bias is not scaled."""
+
+  class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      kernel, bias = (self.param(name, nn.initializers.zeros, (2, 1)[-n:]) for name, n in (("kernel", 2), ("bias", 1)))
+      dora = LowRank(1, scale=1.0, dropout=0.0, magnitude=True, inputs=2, outputs=1, axes=(None, None))
+      return dora(self, lambda x: x @ kernel + bias[None], x)
+
+  def output(a):
+    given = {"kernel": [[3.0], [4.0]], "bias": [7.0], "lora_b": [[1.0]], "magnitude": [10.0]}
+    return Layer().apply({"params": {name: jnp.array(x) for name, x in given.items()} | {"lora_a": a}}, x)[0, 0]
+
+  x = jnp.array([[1.0, 0.0]])
+  value, gradient = jax.value_and_grad(output)(jnp.zeros((2, 1)))
+  assert float(value) == pytest.approx(10 * 3 / 5 + 7) and gradient.tolist() == [[pytest.approx(10 / 5)], [0]]
+
+
 @pytest.mark.parametrize(
   ("method", "family", "message"),
   [
