@@ -17,7 +17,7 @@ from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
 from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten, unstack_layers
-from t5like.interop.peft_files import PeftFolder, join_low_rank, matches, read_folder
+from t5like.interop.peft_files import HFModule, PeftFolder, join_low_rank, matches, read_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -93,6 +93,17 @@ def test_join_low_rank_by_hand():
   a, b = np.array([[1.0], [2.0]]), np.array([[3.0, 4.0]])
   joined_a, joined_b = join_low_rank([(a, b), None], 2)
   assert joined_a.tolist() == [[1, 2]] and joined_b.tolist() == [[3], [4], [0], [0]]
+  shared_a, stacked_b = join_low_rank([(a, b), (a, 2 * b)], 2)
+  assert shared_a.tolist() == [[1, 2]] and stacked_b.tolist() == [[3], [4], [6], [8]]
+  own_a, apart_b = join_low_rank([(a, b), (-a, 2 * b)], 2)
+  assert own_a.tolist() == [[1, 2], [-1, -2]] and apart_b.tolist() == [[3, 0], [4, 0], [0, 6], [0, 8]]
+
+
+def test_the_order_of_outputs_by_head():
+  """Ours: the query's two heads of one output, then the key's and the value's. Theirs: by head, as in BLOOM."""
+  module = HFModule("query_key_value", ("query", "key", "value"), fan_in_fan_out=False, heads=2)
+  theirs = module.in_their_order(np.arange(6))
+  assert theirs.tolist() == [0, 2, 4, 1, 3, 5] and module.in_our_order(theirs).tolist() == list(range(6))
 
 
 def test_what_peft_cannot_express_is_refused(tmp_path):
