@@ -6,6 +6,9 @@ import shutil
 
 import pytest
 
+from t5like import configuration
+from t5like.runs.preparing import prepare
+
 ENCODER = [
   "--gin_file=models/bert/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.HEAD_DIM=8",
   "--gin.NUM_ENCODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}", "--gin.LOG_PERIOD=2",
@@ -65,6 +68,16 @@ def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp
   line = [a for a in pretrain if "objectives/" not in a] + [f"--gin.MODEL_DIR={tmp_path}/run"]
   assert "is for encoders, but T5 has a decoder" in t5like(*line, "--gin.TASK=novels_bert_mlm", status=2).stderr
   assert "has no inputs for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
+
+
+def test_phases_of_different_lengths_and_seeds_read_different_rows(t5like, pretrain, tmp_path):
+  run = [*pretrain, "--gin.PHASES=[{'steps': 2, 'lengths': {'inputs': 16}}]", f"--gin.MODEL_DIR={tmp_path}/run"]
+  seeds = []
+  for seed in (0, 1):
+    t5like(*run, f"--gin.SEED={seed}", "--dry_run")
+    batches = prepare(configuration.build("train"), dry_run=True).batches
+    seeds += [phase.source.seed for phase in batches.phases]
+  assert len(set(seeds)) == len(seeds) == 4
 
 
 @pytest.mark.slow
