@@ -293,7 +293,7 @@ def test_commands_train_evaluate_and_infer(cached, run_command, caches, tmp_path
   )  # fmt: skip
   head = load_experiment(run).model.head
   assert (head.pooling, head.mix_layers, head.labels) == ("mean", True, ("negative", "positive"))
-  printed = run_command("eval", f"--model={run}", "--task=toy_classification", *shared).stdout
+  printed = run_command("eval", f"--model={run}", "--task=toy_classification", "--batch_size=6", *shared).stdout
   (written,) = (run / "predictions").glob("toy_classification-validation-3.jsonl")
   rows = [json.loads(line) for line in written.read_text().splitlines()]
   assert "accuracy" in printed and len(rows) == 16 and sum(rows[0]["probabilities"].values()) == pytest.approx(1)

@@ -9,6 +9,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.training import optimizers
 from t5like.training.optimizers.rules import path_rules
+from t5like.training.optimizers.selection import Selection
 
 
 def make_params():
@@ -71,6 +72,19 @@ def test_muons_table_has_the_method_of_each_variable():
   assert method["encoder/layers_0-3/mlp/wi/kernel"] == r"muon by .*/layers(_\d+)?/.*kernel"
   assert method["encoder/layers_0-3/mlp_norm/scale"] == "adamw by the rest"
   assert method["token_embedder/embedding"] == "adamw by the rest"
+
+
+def test_muon_trains_norms_alone_as_adamw_does():
+  """Its matrices are then all frozen, which is no mistake in its expression."""
+  norms = Selection({f"encoder/layers_{i}/mlp_norm/scale": None for i in range(4)})
+  updates = []
+  for optimizer in (optimizers.muon(0.1, b2=0.999), optimizers.adamw(0.1)):
+    transformation = optimizers.restrict(optimizer, make_params(), norms).transformation
+    state, given = transformation.init(make_params()), norms.take(make_params())
+    with jax.numpy_dtype_promotion("standard"):
+      updates.append(transformation.update(given, state, given)[0])
+  assert len(jax.tree.leaves(updates[0])) == 4
+  jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
 def initialize(optimizer):
