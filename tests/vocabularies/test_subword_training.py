@@ -51,3 +51,11 @@ def test_case_and_too_little_text(tmp_path):
     train_byte_bpe(["abc"], 100, tmp_path / "small")
   with pytest.raises(UserError, match="no text"):
     train_byte_bpe([], 300, tmp_path / "none")
+
+
+def test_the_most_frequent_thousand_characters_are_known(tmp_path):
+  characters = [chr(0x4E00 + i) for i in range(1200)]
+  texts = [" ".join(characters), " ".join(characters[1000:])]  # the last 200 twice
+  vocabulary, _ = train_wordpiece(texts, 5 + 2 * 1000, tmp_path / "mine")
+  known = [vocabulary.encode(character) != [vocabulary.unk_id] for character in characters]
+  assert known == [True] * 800 + [False] * 200 + [True] * 200

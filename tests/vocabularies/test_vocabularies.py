@@ -75,6 +75,7 @@ def test_only_a_decoder_may_lack_the_mask_and_then_it_has_none():
 def test_sentinels():
   assert load_vocabulary("t5").sentinel_ids == tuple(range(32_099, 31_999, -1))
   assert load_vocabulary("byte").sentinel_ids == tuple(range(383, 258, -1))
+  assert load_vocabulary("byte").decode([*range(259, 384), 100]) == "a"
   # ByT5 was pre-trained with 259 ids; its sentinels are the last ones, descending: bytes that UTF-8 never uses.
   plain = load_vocabulary("byte", extra_ids=0)
   assert plain.vocab_size == 259 and plain.sentinel_ids == tuple(range(258, 247, -1))

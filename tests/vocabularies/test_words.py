@@ -21,6 +21,7 @@ def test_fastai_words_have_marks_of_capitals(tmp_path):
   assert vocabulary.vocab_size == 10 and vocabulary.piece(6) == "ship"
   ids, spans = vocabulary.encode_with_offsets("The ship")
   assert [("The ship"[a:b]) for a, b in spans] == ["", "The", "ship"]
+  assert vocabulary.word_starts.all()
 
 
 def test_elmo_words_are_split_at_spaces(tmp_path):
