@@ -128,8 +128,11 @@ def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
   found = next(record for record in scores(copy) if record["settings"].startswith("loss"))["scores"]
   assert found["bytes"] == size and found["bits_per_byte"] == pytest.approx(nats / size / np.log(2), rel=1e-5)
   (tmp_path / "book.jsonl").write_text('{"text": "It was a dark and stormy night. "}\n' * 20)
-  output = t5like("eval", f"--model_dir={copy}", "--loss", f"--text={tmp_path / 'book.jsonl'}").stdout
+  text = [f"--model_dir={copy}", "--loss", f"--text={tmp_path / 'book.jsonl'}", "--examples=15"]
+  output = t5like("eval", *text).stdout
   assert "hidden text given the rest (span_corruption" in output and "bits_per_byte" in output
+  (found,) = (record for record in scores(copy) if record["task"] == "book.jsonl")
+  assert found["examples"] == 15 and found["scores"]["bytes"] == pytest.approx(0.15 * 15 * 32, rel=0.1)
 
 
 @pytest.mark.parametrize(
