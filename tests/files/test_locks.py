@@ -31,6 +31,13 @@ def test_an_error_in_the_block_releases_the_lock(tmp_path):
     pass
 
 
+def test_a_lock_whose_file_was_removed_is_released(tmp_path):
+  with hold(tmp_path / "lock", 60.0):
+    (tmp_path / "lock").unlink()
+  with hold(tmp_path / "lock", 60.0):
+    pass
+
+
 def test_it_waits_until_the_lock_is_stale(tmp_path):
   path, seen = tmp_path / "lock", []
   path.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
