@@ -167,6 +167,15 @@ def test_a_damaged_manifest_is_an_error(tmp_path, manifest):
     data.open_cache(tmp_path / "c", rebuild_command="")
 
 
+def test_a_cache_of_another_format_is_refused(tmp_path):
+  write(tmp_path / "c", EXAMPLES)
+  path = tmp_path / "c/cache.json"
+  manifest = json.loads(path.read_text())
+  path.write_text(json.dumps(manifest | {"format": manifest["format"] + 1}))
+  with pytest.raises(UserError, match="different format version"):
+    data.open_cache(tmp_path / "c", rebuild_command="")
+
+
 def test_a_failed_build_leaves_no_files_and_keeps_the_old_cache(tmp_path):
   write(tmp_path / "c", EXAMPLES)
 

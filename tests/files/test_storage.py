@@ -13,6 +13,7 @@ from gcs_server import reached_from_here, serving
 
 from t5like import data
 from t5like.data.cache_builder import write_cache
+from t5like.data.mirror import publish
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.file_lock import FileLock
@@ -336,6 +337,14 @@ def test_a_token_cache_is_copied_once_and_memory_mapped(store, remote_cache, tmp
   assert sum("alt=media" in request for request in store.requests[fetched:again]) == 3  # manifest, tokens, index
   data.open_cache(remote_cache, rebuild_command="")
   assert sum("alt=media" in request for request in store.requests[again:]) == 1  # the manifest
+
+
+def test_an_upload_removes_the_shards_of_a_larger_cache_before(store, remote_cache):
+  local = data.open_cache(remote_cache, rebuild_command="").folder
+  (remote_cache / "shard-00001.tokens").write_bytes(b"old")
+  publish(local, remote_cache)
+  assert sorted(remote_cache.files()) == sorted(file.name for file in local.iterdir())
+  assert data.open_cache(remote_cache, rebuild_command="").examples == 50
 
 
 def test_a_file_that_does_not_match_the_manifest_is_refused_or_copied_again(store, remote_cache):
