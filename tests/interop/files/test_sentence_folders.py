@@ -10,7 +10,8 @@ import pytest
 
 import t5like
 from t5like.errors import UserError
-from t5like.interop.sentence_modules import read_sentence_folder
+from t5like.interop.sentence_modules import read_sentence_folder, write_sentence_modules
+from t5like.models.heads import EmbeddingHead
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -52,6 +53,19 @@ def test_what_is_written_loads_there(name, tmp_path):
   texts, vectors = golden(name)
   t5like.load(GOLDEN / name).save_hf(tmp_path / "hf")
   np.testing.assert_allclose(library.SentenceTransformer(str(tmp_path / "hf")).encode(texts), vectors, atol=1e-5)
+
+
+def test_a_written_head_is_read(tmp_path):
+  head = EmbeddingHead(
+    pooling="cls+mean", dense_dim=3, dense_activation="tanh", normalize=True, length=12, lower_case=True,
+    prompts=(("query", "find: "),), prompt="find: ", similarity="dot",
+  )  # fmt: skip
+  params = {"head/dense/kernel": np.arange(12.0).reshape(4, 3), "head/dense/bias": np.arange(3.0)}
+  (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+  write_sentence_modules(tmp_path, head, 2, {name: x.astype(np.float32) for name, x in params.items()})
+  found = read_sentence_folder(tmp_path)
+  assert found.head == head and found.params.keys() == params.keys()
+  jax.tree.map(np.testing.assert_array_equal, dict(found.params), params)
 
 
 def test_an_encoder_alone_embeds_with_the_mean(tmp_path):
