@@ -23,6 +23,7 @@ from t5like.kernels.attention import (
   mask_matrix,
   relative_buckets,
 )
+from t5like.kernels.attention.masks import mask_codes, visible
 from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.platform import deterministic_kernels
 from t5like.kernels.products import product
@@ -130,6 +131,22 @@ def test_offset_moves_the_causal_mask():
   matrix = mask_matrix(Mask(causal=True), 1, 4, query_offset=jnp.array([0, 2]))
   np.testing.assert_array_equal(matrix[:, 0, 0], [[1, 0, 0, 0], [1, 1, 1, 0]])
   assert mask_matrix(Mask(), 3, 3) is None
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_indices_and_codes_of_positions_give_the_matrix_of_a_mask(causal, window):
+  """They are what the kernels of accelerators read of it, tile by tile."""
+  segments, inside, real = (jnp.array([x]) for x in ([1, 1, 1, 2, 2, 2], [1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 1]))
+  packed, prefix = dict(query_segments=segments, key_segments=segments), dict(prefix=inside)
+  at, all_pairs = jnp.arange(6), np.ones((6, 6), bool)
+  for given in ({}, packed, prefix, dict(key_valid=real), packed | prefix | dict(key_valid=real)):
+    mask = Mask(causal=causal, window=window, **given)
+    codes = mask_codes(mask, 1, 6, 6)
+    query, key = (None, None) if codes is None else (codes.query[0][:, None], codes.key[0][None, :])
+    found, matrix = visible(at[:, None], at[None, :], query, key, causal, window), mask_matrix(mask, 6, 6)
+    found, expected = (all_pairs if x is None else all_pairs & np.asarray(x) for x in (found, matrix))
+    np.testing.assert_array_equal(found, expected.reshape(6, 6))
 
 
 def test_attention_by_hand():
