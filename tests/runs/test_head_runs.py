@@ -296,7 +296,8 @@ def test_commands_train_evaluate_and_infer(cached, run_command, caches, tmp_path
   printed = run_command("eval", f"--model={run}", "--task=toy_classification", "--batch_size=6", *shared).stdout
   (written,) = (run / "predictions").glob("toy_classification-validation-3.jsonl")
   rows = [json.loads(line) for line in written.read_text().splitlines()]
-  assert "accuracy" in printed and len(rows) == 16 and sum(rows[0]["probabilities"].values()) == pytest.approx(1)
+  assert "accuracy" in printed and "(always 'negative': " in printed
+  assert len(rows) == 16 and sum(rows[0]["probabilities"].values()) == pytest.approx(1)
   (tmp_path / "texts.jsonl").write_text('{"inputs": "a good ship"}\n{"inputs": "a", "second": "bad ship"}\n')
   lines = run_command("infer", f"--model={run}", f"--input={tmp_path / 'texts.jsonl'}").stdout.splitlines()
   assert [json.loads(line)["label"] in ("negative", "positive") for line in lines] == [True, True]
