@@ -10,6 +10,7 @@ import tensorflow as tf
 from t5like import data
 from t5like.evaluation.scoring import score_answers, with_ids
 from t5like.tasks import metrics, postprocessors, registry
+from t5like.tasks.caching import finished_tokens
 from t5like.vocabularies import load_vocabulary
 
 PADDED = 16
@@ -141,3 +142,55 @@ def test_the_t5_librarys_rank_classification_reads_the_ids():
   example = {"idx": [7, 0], "is_correct": True, "targets": np.array([4, 5, 1]), "targets_pretokenized": "b"}
   target = postprocessors.rank_classification(0.5, example, is_target=True)
   assert target == ((7, 0), True, 1.0, 3)
+
+
+def _encode(vocabulary, text):
+  return {"inputs": vocabulary.encode_tf(text), "targets": vocabulary.encode_tf(text)}
+
+
+def _own_tokens(name, *steps):
+  """Registers a task that tokenizes itself; returns the decoded references and the targets, cut to 4 tokens."""
+  texts = ["yes and a long tail of words", "no", "a third text that is long"]
+  features = registry.default_features()
+  own = features["targets"].vocabulary
+  registry.register_task(
+    name,
+    source=seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(texts), splits=["train", "validation"]
+    ),
+    preprocessors=[seqio.map_over_dataset(functools.partial(_encode, own)), *steps],
+    output_features=features,
+    metric_fns=[metrics.accuracy],
+  )
+  found = {}
+  for split in ("validation", "train"):
+    rows = list(finished_tokens.token_examples(registry.find_task(name), split, {"inputs": 8, "targets": 4}, 10**6))
+    assert all(len(row["targets"]) <= 4 for row in rows)
+    found[split] = [row["targets_pretokenized"] for row in rows]
+  return texts, found
+
+
+def test_references_of_a_task_that_tokenizes_itself_are_whole():
+  texts, found = _own_tokens("own_tokens_whole", seqio.preprocessors.append_eos_after_trim)
+  assert found["validation"] == texts
+  assert texts[0].startswith(found["train"][0]) and found["train"][0] != texts[0]  # trained on, not scored
+
+
+def _dropped(dataset, sequence_length):
+  """Drops examples whose inputs are longer than the row."""
+  return dataset.filter(lambda example: tf.size(example["inputs"]) <= sequence_length["inputs"])
+
+
+def test_references_of_a_task_that_depends_on_lengths_are_its_targets():
+  texts, found = _own_tokens("own_tokens_dropped", _dropped)
+  assert found["validation"] == found["train"]
+
+
+def _all_but_the_first(dataset, sequence_length):
+  return dataset.skip(1) if sequence_length is not None else dataset
+
+
+def test_references_are_not_those_of_other_examples():
+  """Without lengths this task has an example more, so that rows do not belong together."""
+  texts, found = _own_tokens("own_tokens_shifted", _all_but_the_first)
+  assert found["validation"] == found["train"] and len(found["train"]) == 2

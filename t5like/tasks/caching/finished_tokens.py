@@ -88,22 +88,60 @@ def targets_vocabulary(task: seqio.Task, model: Vocabulary) -> dict[str, str] | 
 
 
 def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int) -> Iterator[dict[str, Any]]:
-  """Yields ids of inputs and targets and the other fields as plain values, in the order of the source."""
+  """Yields ids of inputs and targets and the other fields as plain values, in the order of the source.
+
+  Where the task does not keep the text of its targets, it is decoded from their ids: from all of them, as in seqio's
+  evaluations, even if `lengths` cut them off.
+  """
   check_split(task, split)
-  target_vocabulary = task.output_features["targets"].vocabulary
+  target_vocabulary, whole = task.output_features["targets"].vocabulary, None
   with explain_pipeline_errors(task.name):
     for number, example in enumerate(_dataset(task, split, lengths).as_numpy_iterator()):
       for name in ("inputs", "targets"):
         if name in example:
           _check(task.name, name, number, example[name], limit)
       values = {name: plain(value) for name, value in example.items()}
-      values.setdefault("targets_pretokenized", plain(target_vocabulary.decode(values["targets"])))
+      if "targets_pretokenized" not in values:
+        whole = whole or _WholeTargets(task, split, lengths.get("targets"))
+        values["targets_pretokenized"] = plain(target_vocabulary.decode(whole.of_next(values["targets"])))
       yield values
 
 
-def _dataset(task: seqio.Task, split: str, lengths: Mapping[str, int]):
+class _WholeTargets:
+  """The targets of a split without a limit of their length, in the same order."""
+
+  def __init__(self, task: seqio.Task, split: str, limit: int | None):
+    self._limit, self._rows = limit, iter(())
+    if limit is not None and not split.startswith("train"):  # of training, none are read
+      self._rows = self._read(task, split)
+
+  @staticmethod
+  def _read(task: seqio.Task, split: str) -> Iterator[list[int]]:
+    try:
+      for example in _dataset(task, split, None).as_numpy_iterator():
+        yield plain(example["targets"])
+    except Exception:  # steps of the task may need lengths
+      return
+
+  def of_next(self, ids: list[int]) -> list[int]:
+    """Returns all ids of the next targets, of which `ids` may be the first."""
+    whole = next(self._rows, None)
+    if whole is None or len(ids) < self._limit:
+      if whole is not None and whole != ids:  # without a limit, the task has other examples
+        self._rows = iter(())
+      return ids
+    last = len(ids) - 1  # which may be the EOS after the cut
+    return whole if whole[:last] == ids[:last] else ids
+
+
+def _dataset(task: seqio.Task, split: str, lengths: Mapping[str, int] | None):
   return task.get_dataset(
-    sequence_length=dict(lengths), split=split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False
+    sequence_length=lengths and dict(lengths),
+    split=split,
+    shuffle=False,
+    seed=SEED,
+    num_epochs=1,
+    try_in_mem_cache=False,
   )
 
 
