@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,6 +236,8 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
   module = MOVED_MODULES.get(module, module)
   packages = (*_SCORING_MODULES, *(given.partition(".")[0] for given in modules))
   if not is_inside(module, packages):
+    if (function := _function_of_a_task(named, modules)) is not None:
+      return functools.partial(function, **keywords) if keywords else function
     raise UserError(
       f"the scoring function {named} is not from t5like, seqio or t5 and needs an explicitly trusted module",
       try_=f"--task_modules={module} (in training: --gin.TASK_MODULES; in Python: load(..., modules=[{module!r}])), if "
@@ -251,6 +255,23 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
   if not callable(function) or not is_inside(getattr(function, "__module__", None) or "", packages):
     raise UserError(f"{named} is not a scoring function", expected="a function defined in that module")
   return functools.partial(function, **keywords) if keywords else function
+
+
+def _function_of_a_task(named: str, modules: Sequence[str]) -> Callable | None:
+  """Returns a function by which a task of the trusted modules is scored, if they have imported it from another."""
+  for module in modules:
+    with contextlib.suppress(ImportError):
+      import_user_module(module)
+  if (seqio := sys.modules.get("seqio")) is None or not modules:
+    return None
+  for name in seqio.TaskRegistry.names():
+    task = seqio.TaskRegistry.get(name)
+    for function in filter(None, (task.postprocessor, *task.metric_fns)):
+      while isinstance(function, functools.partial):
+        function = function.func
+      if f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}" == named:
+        return function
+  return None
 
 
 def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:

@@ -96,6 +96,24 @@ def test_custom_metrics_and_postprocessors(tmp_path, monkeypatch):
     check_functions({**scoring, "postprocessor": None}, [])
 
 
+def test_a_trusted_task_may_be_scored_by_functions_of_other_modules(tmp_path, monkeypatch):
+  (tmp_path / "scores_elsewhere.py").write_text(
+    "def acc(targets, predictions): return {'acc': 1.0}\ndef other(targets, predictions): return {'other': 1.0}\n"
+  )
+  (tmp_path / "task_elsewhere.py").write_text(
+    "import functools, scores_elsewhere, seqio\n"
+    "seqio.TaskRegistry.add(\n"
+    "  'scored_elsewhere', seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ['train']),\n"
+    "  output_features={'targets': seqio.Feature(seqio.PassThroughVocabulary(9))}, preprocessors=[],\n"
+    "  metric_fns=[functools.partial(scores_elsewhere.acc)])\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  find_function({"function": "scores_elsewhere:acc", "keywords": {}}, ["task_elsewhere"])
+  for name, modules in (("other", ["task_elsewhere"]), ("acc", [])):
+    with pytest.raises(UserError, match="needs an explicitly trusted module"):
+      find_function({"function": f"scores_elsewhere:{name}", "keywords": {}}, modules)
+
+
 def test_values_of_numpy_are_compared_and_written(tmp_path):
   row = {"inputs": "a", "prediction": np.array([1, 2]), "target": [np.int64(1), b"x"]}
   evaluation = Evaluation({}, {}, [row], "", [], {}, {})
