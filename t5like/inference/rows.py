@@ -218,6 +218,11 @@ def check_task(members: Iterable[CachedTask], model_name: str) -> None:
         f"the targets of task {member.task!r} have their own vocabulary, which infer does not support",
         try_=f"t5like eval --task={member.task}, which writes its answers to predictions/",
       )
+    if member.cache.manifest.get("answers") == "ids":
+      raise UserError(
+        f"the targets of task {member.task!r} are plain ids, not text",
+        try_=f"t5like eval --task={member.task}, which writes ids to predictions/",
+      )
     if not {"inputs", "targets"} <= set(member.cache.features):
       raise UserError(
         f"task {member.task!r} has no inputs for {model_name}",

@@ -11,6 +11,7 @@ import seqio
 from t5like.errors import UserError
 from t5like.objectives import Lengths, Objective, find_objective, split_task_name
 from t5like.objectives.worked_examples import CorruptedRow
+from t5like.tasks.caching import finished_tokens
 from t5like.tasks.caching.cache_kind import CacheKind, cache_kind
 from t5like.tasks.checks.examples import is_corpus
 from t5like.tasks.encoders.checks import is_encoder_form
@@ -18,7 +19,7 @@ from t5like.tasks.encoders.forms import encoder_vocabulary
 from t5like.tasks.missing_data import explain_data_errors
 from t5like.tasks.previews import Preview, corrupted, finished_examples, previews
 from t5like.tasks.registry import check_split
-from t5like.tasks.seqio_vocabularies import as_seqio, own_vocabulary
+from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio, own_vocabulary
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
 DEFAULT_INPUTS, DEFAULT_TARGETS = 512, 114
@@ -59,6 +60,18 @@ class TaskPreview:
     if given:
       raise UserError(f"{self.task.name!r} has its own vocabulary", try_="omit --vocabulary")
     return "defined by the task", encoder_vocabulary(self.task.output_features)
+
+  def feature_vocabulary(self, feature: str) -> tuple[Vocabulary | None, str]:
+    """Returns the vocabulary of a finished feature and its name; None for plain ids."""
+    own = finished_tokens.for_model(self.task, self.vocabulary).output_features[feature].vocabulary
+    if isinstance(own, seqio.PassThroughVocabulary):
+      return None, "plain ids"
+    try:
+      found = from_seqio(own)
+    except UserError:  # a class of the user's
+      return None, type(own).__name__
+    same = found.fingerprint == self.vocabulary.fingerprint
+    return (self.vocabulary, self.vocabulary_name) if same else (found, type(own).__name__)
 
   @functools.cached_property
   def cache_kind(self) -> CacheKind:

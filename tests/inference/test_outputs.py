@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from t5like.errors import RunError
+from t5like.errors import RunError, UserError
 from t5like.inference.outputs import JsonLines, _line
-from t5like.inference.rows import Row
+from t5like.inference.rows import Row, check_task
 
 
 def refuse(constant):
@@ -63,3 +63,13 @@ def test_standard_output_that_is_full_or_closed(monkeypatch):
     lines.resume([])
     with pytest.raises(BrokenPipeError):  # which the command line expects: `t5like ... | head`
       lines.write([row], [{}])
+
+
+@pytest.mark.parametrize(
+  ("manifest", "message"),
+  [({"answers": "ids"}, "plain ids, not text"), ({"targets_vocabulary": {"name": "byte"}}, "their own vocabulary")],
+)
+def test_a_task_whose_answers_are_not_in_the_models_vocabulary_is_for_eval(manifest, message):
+  cache = types.SimpleNamespace(manifest=manifest, features=("inputs", "targets"), is_corpus=False)
+  with pytest.raises(UserError, match=f"{message}(.|\n)*t5like eval --task=mine"):
+    check_task([types.SimpleNamespace(task="mine", cache=cache)], "T5")

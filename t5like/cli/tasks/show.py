@@ -85,7 +85,7 @@ def print_task(preview: TaskPreview) -> None:
     for example in preview.finished():
       for feature in ("inputs", "targets"):
         if feature in example:
-          _print_tokens("tokens", feature, example[feature], vocabulary, preview.vocabulary_name)
+          _print_tokens("tokens", feature, example[feature], *preview.feature_vocabulary(feature))
   for line in preview.vocabulary_notes():
     print(paint(line, "yellow"))
   if (corrupted := preview.corrupted()) is not None:
@@ -116,7 +116,9 @@ def _print_encoder_row(preview: TaskPreview, row: Preview) -> None:
     _print_fields("", {n: example[n] for n in preview.task.output_features if n != "inputs"}, "magenta")
 
 
-def _print_tokens(stage: str, feature: str, tokens: Sequence[int], vocabulary: Vocabulary, name: str = "") -> None:
+def _print_tokens(
+  stage: str, feature: str, tokens: Sequence[int], vocabulary: Vocabulary | None, name: str = ""
+) -> None:
   label = f"{feature}  {len(tokens):,}{f' of {name}' if name else ''}: "
   start = f"  {paint(f'{stage:<8}', 'magenta')}{label}"
   _print_wrapped(start, 12, _pieces(tokens, vocabulary), len(label) - 2)
@@ -132,15 +134,18 @@ def _print_fields(stage: str, fields: Mapping[str, Any], color: str) -> None:
     _print_wrapped(f"  {label}{name:<{width}}  ", 12 + width, text)
 
 
-def _pieces(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
+def _pieces(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
+  more = len(tokens) - _MOST_PIECES
+  rest = f" … {more:,} more" if more > 0 else ""
+  if vocabulary is None:
+    return " ".join(map(str, tokens[:_MOST_PIECES])) + rest or "(nothing)"
   special = {*vocabulary.sentinel_ids, vocabulary.mask_id, vocabulary.eos_id, vocabulary.cls_id, vocabulary.sep_id}
   shown = [
     paint(piece, "red") if token == vocabulary.unk_id else paint(piece, "yellow") if token in special else piece
     for token in map(int, tokens[:_MOST_PIECES])
     for piece in [vocabulary.piece(token)]
   ]
-  more = len(tokens) - _MOST_PIECES
-  return " ".join(shown) + (f" … {more:,} more" if more > 0 else "") or "(nothing)"
+  return " ".join(shown) + rest or "(nothing)"
 
 
 def _print_corrupted(row: CorruptedRow, vocabulary: Vocabulary) -> None:

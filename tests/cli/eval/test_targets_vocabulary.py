@@ -102,6 +102,14 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   assert "t5like eval --task=spelled" in refused
 
 
+def test_the_preview_shows_each_feature_with_its_own_vocabulary(t5like, folder):
+  forget()
+  shown = t5like("tasks", "show", "spelled", "--task_modules=two_vocabularies", "--vocabulary=tiny").stdout
+  assert "targets  3 of ByteVocabulary: o k" in shown and "of tiny: " in shown
+  out = t5like("tasks", "show", "unknown", "--task_modules=two_vocabularies", "--vocabulary=tiny").stdout
+  assert "targets  3 of Unknown: 114 110 1" in out
+
+
 @pytest.mark.slow
 def test_caches_without_the_vocabulary_of_their_targets_are_rebuilt(train, folder):
   train("spelled", "--gin.TRAIN_STEPS=1")
