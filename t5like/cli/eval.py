@@ -309,7 +309,6 @@ def _check(args: argparse.Namespace) -> None:
     )
   if args.model_dir and not args.follow:
     storage.check_reachable(args.model_dir, "--model_dir")
-    _check_folder(storage.as_path(args.model_dir))
   if args.out and (out := storage.as_path(args.out)).exists() and not out.is_dir():
     raise UserError(f"--out={args.out} is not a folder")
   for name, least in (("show", 0), ("resamples", 1)):
@@ -330,16 +329,3 @@ def _check(args: argparse.Namespace) -> None:
     raise UserError("--loss and --embed are mutually exclusive", expected="one of them")
   if args.submit and (args.follow or args.steps):
     raise UserError("--submit takes a single checkpoint", try_="--step=N")
-
-
-def _check_folder(folder: Path) -> None:
-  """Raises UserError if a folder has no model; a cheap check, before jax is imported."""
-  if not any(
-    (folder / name).exists() for name in ("config.gin", "config.json", "bert_config.json", "modules.json", "params")
-  ):
-    raise UserError(
-      "no model or checkpoint found",
-      looked=folder,
-      found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
-      expected="a model directory (config.gin), its checkpoints/<step>, or a Hugging Face folder (config.json)",
-    )

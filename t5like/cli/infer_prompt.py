@@ -16,8 +16,10 @@ from t5like.console import paint
 from t5like.decoding.options import decode_settings, options_for, with_defaults
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.jobs import Answer, Generation, Job
+from t5like.inference.memory import NotEnoughMemory
 from t5like.inference.model import Model
 from t5like.inference.rows import RejectedRow, Row
+from t5like.inference.running import describe_out_of_memory
 
 _COMMANDS = {"help": "this list", "quit": "exit (or Ctrl-D)"}
 _SETTINGS_COMMANDS = {"settings": "show the current settings", "reset": "restore the initial settings"}
@@ -166,7 +168,10 @@ class InteractivePrompt:
       running.cancel()
       print("\n" + paint("(canceled)", "dim"))
       return
-    ((answer, tokens),) = running.result()
+    try:
+      ((answer, tokens),) = running.result()
+    except NotEnoughMemory as problem:
+      raise UserError(describe_out_of_memory(prepared, problem), try_="a shorter text") from None
     seconds = time.monotonic() - started
     print(describe_answer(answer))
     print(paint(f"({tokens} {self._job.unit}, {seconds:.1f} s)", "dim"))

@@ -1,12 +1,13 @@
 """The local mirror of a remote token cache (such as gs://), so that tokens can be memory-mapped.
 
-Every host copies the shards once, below ~/.cache/t5like/mirror (storage.py); each is checked against the manifest
-before it gets its name. Remote caches are also built there and uploaded when complete, the manifest last.
+One process of every host copies the shards for all, below ~/.cache/t5like/mirror (storage.py); each is checked against
+the manifest before it gets its name. Remote caches are also built there and uploaded when complete, the manifest last.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,22 @@ from typing import Any
 from t5like.data.shards import BLOCK, checksums, repair_command
 from t5like.errors import UserError
 from t5like.files import data_card, storage
+from t5like.files.locks import hold
 from t5like.files.remote_path import RemotePath
 
 MANIFEST = "cache.json"
 _TRANSFERS = 8
+_STALE_SECONDS = 600.0  # after which a process that no longer copies has lost its turn
 
 
 def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:
   """Copies missing files of a cache to this machine and returns the local folder; `text` is the raw manifest."""
   local = storage.mirror_folder(folder)
+  with hold(local.with_name(f"{local.name}.lock"), _STALE_SECONDS, wait=math.inf, heartbeat=_STALE_SECONDS / 10):
+    return _copy(folder, local, manifest, text, rebuild_command)
+
+
+def _copy(folder: RemotePath, local: Path, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:
   files = _files(manifest)
   # Files already checked against this manifest are compared by size only; damage is detected as they are read.
   known = (local / MANIFEST).is_file() and (local / MANIFEST).read_bytes() == text

@@ -175,6 +175,7 @@ class _Places:
       (self.cache / name).unlink(missing_ok=True)
     if not storage.is_remote(self.folder):
       if self.folder.exists():
+        storage.remove_tree(self.building / "replaced", ignore_errors=True)  # of an attempt that was killed here
         self.folder.rename(self.building / "replaced")
       self.cache.rename(self.folder)
     storage.remove_tree(self.building, ignore_errors=True)

@@ -47,7 +47,7 @@ from t5like.parallel import MeshAxes
 from t5like.training.optimizers.rules import path_text
 from t5like.vocabularies import Vocabulary
 
-_BATCH, _LENGTH = 32, 64
+_BATCH, _SPANS_LENGTH = 32, 64
 _TARGET, _CHOICES = "targets", "candidates"  # fields of rows
 Runner = TypeVar("Runner")
 Texts = str | Sequence[str]
@@ -154,7 +154,7 @@ class Model(HeadMethods, InsideMethods):
     Args:
       texts: the prompts.
       beams: beam search if more than 1; 1: greedy search.
-      max_length: maximum number of generated tokens; by default 64, at most half of the model's positions.
+      max_length: maximum number of generated tokens; by default 128, at most half of the model's positions.
       samples: number of samples per text.
       stop: texts that end an output; they are not part of it.
       batch_size: maximum number of texts per batch.
@@ -170,9 +170,8 @@ class Model(HeadMethods, InsideMethods):
     given |= {} if is_default else {"beams": beams}
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
     given |= {"max_length": max_length} if max_length is not None else {}
-    length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
     given |= {} if stop in (None, ()) else {"stop": list(stop) if isinstance(stop, (list, tuple)) else [stop]}
-    merged = with_defaults(given, {"max_length": length} | dict(self.decoding))
+    merged = with_defaults(given, self.decoding)
     decoding, stops = decode_settings(merged, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))
     found = [[Output(**output) for output in a["outputs"]] for a in self._answers(job, texts, batch_size)]
@@ -248,7 +247,7 @@ class Model(HeadMethods, InsideMethods):
     """
     limits = Limits(truncate=truncate)
     if self.module.batch_layout == "encoder_decoder" and self.vocabulary.sentinel_ids:
-      length = {"max_length": min(_LENGTH, self.positions or _LENGTH)}
+      length = {"max_length": min(_SPANS_LENGTH, self.positions or _SPANS_LENGTH)}
       decoding, _ = decode_settings({"method": "beam", "n_best": top} | length, self.vocabulary, self.positions)
       job: Job = FillSpans(self, decoding, (), limits)
     else:

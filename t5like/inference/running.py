@@ -167,7 +167,7 @@ def answer_all(job: Job, rows: Sequence[Row], batch_size: int) -> list[Answer]:
   answers: dict[int, Answer] = {}
   for i, found in _batch_answers(job, entries, job.planner(batch_size)):
     if isinstance(found, NotEnoughMemory):
-      raise UserError(f"{entries[i].row.location}: {_describe_out_of_memory(entries[i], found)}", try_="a shorter text")
+      raise UserError(f"{entries[i].row.location}: {describe_out_of_memory(entries[i], found)}", try_="a shorter text")
     answers[i] = found[0]
   return [answers[i] for i in range(len(rows))]
 
@@ -193,11 +193,11 @@ def _first_rejected(entries: Sequence[Prepared | RejectedRow]) -> int:
 
 def _out_of_memory(prepared: Prepared, problem: NotEnoughMemory, field: str) -> RejectedRow:
   return reject(
-    prepared.row, _describe_out_of_memory(prepared, problem), field, remedy="--max_inputs=N --truncate cuts it"
+    prepared.row, describe_out_of_memory(prepared, problem), field, remedy="--max_inputs=N --truncate cuts it"
   )
 
 
-def _describe_out_of_memory(prepared: Prepared, problem: NotEnoughMemory) -> str:
+def describe_out_of_memory(prepared: Prepared, problem: NotEnoughMemory) -> str:
   return f"{prepared.length:,} tokens do not fit into device memory, even as a batch of one ({problem})"
 
 

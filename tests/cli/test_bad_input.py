@@ -155,7 +155,7 @@ def test_an_empty_init_from(refused, tmp_path):
 
 
 def test_eval_of_nothing(t5like, tmp_path):
-  assert "no model or checkpoint found" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
+  assert f"no model in {tmp_path}" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
 
 
 def test_cache_of_a_missing_split(t5like, tmp_path):
