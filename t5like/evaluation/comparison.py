@@ -7,6 +7,7 @@ sides, and the difference of scores is computed for each resample.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,14 +18,22 @@ import numpy as np
 
 from t5like.console import table
 from t5like.errors import UserError
-from t5like.evaluation.scoring import about_path, find_function, is_correct, metric_scores
+from t5like.evaluation.scoring import (
+  SCORE_FIELDS,
+  about_path,
+  find_function,
+  is_correct,
+  metric_name,
+  metric_scores,
+)
 from t5like.files import storage
+from t5like.tasks.metrics.values import AUX_VALUES, PREDICTIONS, SCORES
 
 RESAMPLES = 10_000
 _RECOMPUTED_SHARE = 10  # metrics other than means over rows use 1/10 of the resamples: they are recomputed for each
 _CHUNK = 1 << 22  # draws in memory at once
 _MEAN_TOLERANCE = 0.3  # tolerance, in points, for a mean over rows: ROUGE reports the median of its own bootstrap
-_PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-first\d+)?(-[\w.]+-[0-9a-f]{8})?)\.jsonl")
+_FILE_NAME = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-first\d+)?(-[\w.]+-[0-9a-f]{8})?)\.jsonl")
 EXACT_MATCH = {"function": "t5like.tasks.metrics:accuracy", "keywords": {}}
 
 
@@ -43,6 +52,16 @@ class PairedAnswers:
   @property
   def targets(self) -> list[Any]:
     return [row["target"] for row in self.rows]
+
+  def outputs(self, takes: str) -> list[Any] | None:
+    """Returns what a metric takes, by row; None if the file does not have it."""
+    if takes == PREDICTIONS:
+      return self.predictions
+    field = SCORE_FIELDS[takes]
+    if not all(field in row for row in self.rows):
+      return None
+    scores = [math.nan if row[field] is None else row[field] for row in self.rows]
+    return scores if takes == SCORES else list(zip(self.predictions, scores, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +146,7 @@ class Selection:
     """Returns the file of the newest step, or of the given one, by task, split and settings."""
     found: dict[str, tuple[int, Path]] = {}
     for path in sorted((folder / "predictions").glob("*.jsonl")):
-      if not (match := _PREDICTIONS.fullmatch(path.name)):
+      if not (match := _FILE_NAME.fullmatch(path.name)):
         continue
       name, step = match["what"] + match["rest"], int(match["step"])
       if self.step is not None and step != self.step:
@@ -197,8 +216,12 @@ def compare(
   check_same_examples(a, b)
   found = []
   for entry in a.metrics:
-    metric = find_function(entry, modules)
-    sides = [_Side(metric, a.targets, answers.predictions) for answers in (a, b)]
+    metric, takes = find_function(entry, modules), entry.get("takes", PREDICTIONS)
+    outputs = [answers.outputs(takes) for answers in (a, b)]
+    if None in outputs:
+      progress(f"the metric {metric_name(entry)} is left out: the answers were written without log-likelihoods")
+      continue
+    sides = [_Side(_taking(metric, takes), a.targets, given) for given in outputs]
     shared = [name for name in sides[0].scores if name in sides[1].scores]
     means = [name for name in shared if all(side.is_mean(name) for side in sides)]
     rest = [name for name in shared if name not in means]
@@ -211,6 +234,15 @@ def compare(
       drawn |= _bootstrap_recomputed(sides, rest, max(resamples // _RECOMPUTED_SHARE, 1), seed)
     found += [_difference(name, sides, drawn[name]) for name in shared if np.isfinite(drawn[name]).all()]
   return found
+
+
+def _taking(metric: Callable, takes: str) -> Callable:
+  """Returns a metric as a function of targets and outputs."""
+  if takes == SCORES:
+    return lambda targets, scores: metric(targets, np.asarray(scores))
+  if takes == AUX_VALUES:
+    return lambda targets, pairs: metric(targets, [p for p, _ in pairs], {"scores": np.array([s for _, s in pairs])})
+  return metric
 
 
 def bootstrap_means(rows: np.ndarray, resamples: int, seed: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from t5like.evaluation.answering import GeneratedAnswer, generate_answers, rank_
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
 from t5like.evaluation.heads.evaluator import HeadEvaluator
-from t5like.evaluation.scoring import Evaluation, score_answers
+from t5like.evaluation.scoring import Evaluation, score_answers, takes_predictions
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer
@@ -67,12 +67,13 @@ class Evaluator:
 
   def __call__(self, params: Any, evaluation_set: EvaluationSet, progress: Progress = lambda done: None) -> Evaluation:
     """Answers every example and scores the answers."""
-    answers = (self._generate if evaluation_set.candidates is None else self._rank)(params, evaluation_set, progress)
-    target_scores = (
-      None
-      if evaluation_set.targets is None
-      else self._likelihoods(params, evaluation_set.prompts, evaluation_set.targets)
-    )
+    if evaluation_set.candidates is not None:
+      answers = self._rank(params, evaluation_set, progress)
+    elif evaluation_set.targets is None or takes_predictions(evaluation_set.scoring):
+      answers = self._generate(params, evaluation_set, progress)
+    else:
+      answers = _Answers(dict.fromkeys(range(len(evaluation_set.prompts))), [])
+    target_scores = None if evaluation_set.targets is None else self._likelihoods(params, evaluation_set, progress)
     result = score_answers(
       answers.texts,
       evaluation_set.examples or evaluation_set.fields,
@@ -112,11 +113,10 @@ class Evaluator:
       log_likelihoods={n: answer.log_likelihood for n, answer in found.items()},
     )
 
-  def _likelihoods(
-    self, params: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-  ) -> list[float]:
-    """Returns the log-likelihood of one answer per prompt; NaN if it does not fit into memory."""
-    _, scores = rank_answers(self._scorer, params, prompts, [[tokens] for tokens in answers])
+  def _likelihoods(self, params: Any, evaluation_set: EvaluationSet, progress: Progress) -> list[float]:
+    """Returns the log-likelihood of every target; NaN if it does not fit into memory."""
+    targets = [[tokens] for tokens in evaluation_set.targets]
+    _, scores = rank_answers(self._scorer, params, evaluation_set.prompts, targets, progress=progress)
     return [row[0] if row else math.nan for row in scores]
 
   def _settings_for(self, evaluation_set: EvaluationSet) -> DecodeSettings:

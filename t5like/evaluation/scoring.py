@@ -24,7 +24,7 @@ from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.metrics import MOVED_MODULES
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.pairing import equal
-from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
+from t5like.tasks.metrics.values import AUX_VALUES, PREDICTIONS, SCORES, Answers, Metric
 from t5like.tasks.seqio_examples import as_seqio_calls, plain
 from t5like.training.records.model_dir import write_text
 
@@ -33,6 +33,10 @@ _SCORING_MODULES = (
   *(f"t5like.tasks.{module}" for module in ("metrics", "postprocessors", "encoders.scores", "library.ner_text")),
   "seqio.metrics", "seqio.evaluation", "t5.evaluation", "t5.data",
 )  # fmt: skip
+
+
+# Fields of the written rows with what such metrics take; null if it did not fit into memory.
+SCORE_FIELDS = {SCORES: "target_log_likelihood", AUX_VALUES: "log_likelihood"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +67,7 @@ class Evaluation:
     """Formats the first `shown` answers and the scores with their baseline."""
     lines = []
     for row in self.rows[:shown]:
-      mark = "correct" if is_correct(row["prediction"], row["target"]) else "wrong"
-      lines += [f"  {row['inputs']}", f"    {mark}: {row['prediction']!r}, target {row['target']!r}"]
+      lines += [f"  {row['inputs']}", f"    {_shown(row)}"]
     scored = f"{task} ({split}, {len(self.rows):,} examples) at step {step:,}: {self.summary()}"
     return "\n".join([*lines, scored])
 
@@ -78,6 +81,13 @@ class Evaluation:
     about |= {"data": data} if data else {}
     write_text(about_path(path), json.dumps(about, indent=2) + "\n")
     write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows))
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+  if row["prediction"] is None:
+    return f"target {row['target']!r}, log-likelihood {row.get(SCORE_FIELDS[SCORES])}"
+  mark = "correct" if is_correct(row["prediction"], row["target"]) else "wrong"
+  return f"{mark}: {row['prediction']!r}, target {row['target']!r}"
 
 
 def _as_json(value: Any) -> Any:
@@ -118,7 +128,7 @@ def score_answers(
   """Scores a model's answers.
 
   Args:
-    answers: by example number.
+    answers: by example number; None where none was generated, because no metric takes it.
     fields: of all examples.
     scoring: postprocessor and metrics, from a token cache.
     more: extra fields for the rows, by example number.
@@ -126,17 +136,21 @@ def score_answers(
     prediction_scores: log-likelihoods of the answers, for metrics that take them.
     target_scores: log-likelihoods of the targets, for metrics that take them.
   """
-  postprocess = find_postprocessor(scoring, modules)
+  postprocess, metrics = find_postprocessor(scoring, modules), find_metrics(scoring, modules)
   rows, targets, outputs = [], [], []
   for number, text in sorted(answers.items()):
     example = fields[number]
     targets.append(postprocess(example["targets_pretokenized"], example=example, is_target=True))
-    outputs.append(postprocess(text, example=example, is_target=False))
+    outputs.append(None if text is None else postprocess(text, example=example, is_target=False))
     row = {"inputs": example.get("inputs_pretokenized"), "prediction": outputs[-1], "target": targets[-1]}
     rows.append(row | dict(more[number] if more else {}))
-  metrics = find_metrics(scoring, modules)
   own = [(prediction_scores or {}).get(number, math.nan) for number in sorted(answers)]
   true = None if target_scores is None else [target_scores[number] for number in sorted(answers)]
+  taken = {metric.takes for metric in metrics}
+  for takes, scores in ((SCORES, true), (AUX_VALUES, own)):
+    if takes in taken and scores is not None:
+      for row, score in zip(rows, scores, strict=True):
+        row[SCORE_FIELDS[takes]] = None if math.isnan(score) else score
   values = metric_values.compute(metrics, Answers(targets, outputs, true, own))
   answer, chosen = "", [fields[number] for number in sorted(answers)]
   by_prediction = [metric for metric in metrics if metric.takes == PREDICTIONS]
@@ -196,8 +210,14 @@ def metric_scores(metrics: Sequence[Callable], targets: Sequence[Any], outputs: 
 
 def find_metrics(scoring: Mapping[str, Any], modules: Sequence[str]) -> list[Metric]:
   return [
-    Metric(_name(entry), find_function(entry, modules), entry.get("takes", PREDICTIONS)) for entry in scoring["metrics"]
+    Metric(metric_name(entry), find_function(entry, modules), entry.get("takes", PREDICTIONS))
+    for entry in scoring["metrics"]
   ]
+
+
+def takes_predictions(scoring: Mapping[str, Any]) -> bool:
+  """Whether answers are needed: not if all metrics take the log-likelihoods of the targets alone."""
+  return not scoring["metrics"] or any(entry.get("takes") != SCORES for entry in scoring["metrics"])
 
 
 def takes_scores(scoring: Mapping[str, Any]) -> bool:
@@ -205,7 +225,7 @@ def takes_scores(scoring: Mapping[str, Any]) -> bool:
   return any(entry.get("takes") == SCORES for entry in scoring["metrics"])
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def metric_name(entry: Mapping[str, Any]) -> str:
   if registered := entry.get("registered"):
     return f"{registered['metric']} of task {registered['task']}"
   return str(entry.get("function")).rpartition(":")[2]

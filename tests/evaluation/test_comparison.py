@@ -134,6 +134,30 @@ def test_the_newest_predictions_of_a_task_with_numbers_in_its_name_are_compared(
   assert all("-5000" in each.a.path.name for each in found)
 
 
+def mean_score(targets, scores):
+  return {"mean_score": float(np.mean(scores))}
+
+
+def confidence(targets, predictions, aux_values):
+  return {"confidence": float(np.mean(aux_values["scores"])) + 10 * (predictions[0] == "x")}
+
+
+def test_metrics_of_likelihoods_are_compared_by_them():
+  def side(score):
+    row = {"prediction": "x", "target": "y", "target_log_likelihood": score, "log_likelihood": score / 2}
+    metrics = [("mean_score", "scores"), ("confidence", "aux_values")]
+    entries = [{"function": f"{__name__}:{name}", "keywords": {}, "takes": takes} for name, takes in metrics]
+    return PairedAnswers("file", [row] * 4, entries)
+
+  found = compare(side(-2.0), side(-1.0), resamples=20, modules=[__name__])
+  assert [(d.metric, d.a, d.b) for d in found] == [("mean_score", -2.0, -1.0), ("confidence", 9.0, 9.5)]
+  notes, old = [], side(-2.0)
+  for row in old.rows:
+    row.pop("target_log_likelihood", None)
+  assert [d.metric for d in compare(old, side(-1.0), 20, 0, notes.append, [__name__])] == ["confidence"]
+  assert "the metric mean_score is left out" in notes[0]
+
+
 def test_incomparable_files_are_clear_errors(tmp_path):
   (tmp_path / "bad.jsonl").write_text('{"prediction": 1, "target": 1}\n{"prediction": 1, "tar\n')
   with pytest.raises(UserError, match="line 2 of .*bad.jsonl"):

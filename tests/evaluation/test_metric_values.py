@@ -1,5 +1,8 @@
 """Metric functions as in seqio: their arguments, return values and failures."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 
@@ -122,6 +125,17 @@ def test_answers_are_also_scored_by_likelihoods():
   assert found.scores == {"likely": 1.0, "first": 1.0} and not found.majority
   assert scoring.takes_scores(wanted) and not scoring.takes_scores({"metrics": [own("upper")]})
   assert [metric.takes for metric in find_metrics(wanted, [__name__])] == ["scores"]
+
+
+def test_without_answers_the_likelihoods_are_shown_and_written(tmp_path):
+  wanted = {"postprocessor": own("upper"), "metrics": [own("count_likely", takes="scores", keywords={"floor": -1.5})]}
+  found = score_answers({0: None, 1: None}, ROWS, wanted, modules=[__name__], target_scores=[-1.0, math.nan])
+  assert found.scores["likely"] == 1.0 and "log-likelihood -1.0" in found.report("mine", "test", 1, 2)
+  found.write(tmp_path / "mine.jsonl")
+  rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+  assert [(row["prediction"], row["target_log_likelihood"]) for row in rows] == [(None, -1.0), (None, None)]
+  assert not scoring.takes_predictions(wanted) and scoring.takes_predictions({"metrics": []})
+  assert scoring.takes_predictions({"metrics": [*wanted["metrics"], own("upper")]})
 
 
 def test_failures_are_shown_and_written(tmp_path):

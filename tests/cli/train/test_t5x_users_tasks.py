@@ -57,6 +57,7 @@ def add(name, *steps, **more):
   )
 
 
+add("only_scored", metric_fns=[likelihood])
 add("pairs", postprocess_fn=lambda text, **unused: text.strip(), metric_fns=[exact, likelihood, confident])
 add("halved", halves)
 """
@@ -87,7 +88,7 @@ def forget():
   """Simulates a new process, where nothing is imported or registered."""
   for module in ("t5x_tasks", "helpers"):
     sys.modules.pop(module, None)
-  for task in ("pairs", "halved"):
+  for task in ("pairs", "halved", "only_scored"):
     seqio.TaskRegistry.remove(task)
 
 
@@ -117,6 +118,14 @@ def cached(task, split="train"):
   record = data.read_record(base)
   folder = base if record.kind == "text" else data.finished_folder(base, {"inputs": 16, "targets": 6})
   return data.open_cache(folder, rebuild_command="")
+
+
+def test_answers_that_no_metric_takes_are_not_generated(train, folder):
+  out = train("only_scored").stdout
+  (row,) = [row for row in read_metrics("run") if row["kind"] == "eval/only_scored"]
+  rows = [json.loads(line) for line in open("run/predictions/only_scored-validation-2.jsonl")]
+  assert {answer["prediction"] for answer in rows} == {None} and "correct" not in out
+  assert row["mean_score"] == pytest.approx(sum(answer["target_log_likelihood"] for answer in rows) / len(rows))
 
 
 def test_all_three_kinds_of_metrics_are_computed_in_training_and_by_eval(t5like, train, folder):
