@@ -6,6 +6,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import seqio
@@ -93,9 +94,11 @@ def import_modules(modules: Sequence[str] = ()) -> None:
         raise UserError(
           f"cannot import the task module {module!r}", because=error, try_=f"pip install {error.name}"
         ) from error
+      is_file = "/" in module or module.endswith(".py")
       raise UserError(
-        f"no task module {module!r}",
+        f"{module!r} is a file, not the name of a module" if is_file else f"no task module {module!r}",
         requested_by="TASK_MODULES",
+        expected=PurePath(module).stem if is_file else "",
         try_="run from the folder that contains it, or put that folder on PYTHONPATH",
       ) from None
     except UserError:

@@ -57,6 +57,9 @@ def test_unknown_names_suggest_the_nearest():
   assert "validation" in str(error.value)
   with pytest.raises(UserError, match="no task module 'my.module'"):
     registry.find_task("x", ["my.module"])
+  for file in ("my_tasks.py", "/home/me/my_tasks.py"):
+    with pytest.raises(UserError, match="is a file, not the name of a module(.|\n)*expected +my_tasks\n"):
+      registry.find_task("x", [file])
 
 
 def test_the_description_changes_with_the_preprocessor():
