@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import errno
 import json
 import os
 import shutil
@@ -39,7 +38,6 @@ from t5like.files.data_card import OriginCounter
 Example = Mapping[str, Any]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 EncodeExamples = Callable[[Sequence[Example]], Sequence[Sequence[Sequence[int]]]]  # ids by feature and example
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +76,7 @@ def write_cache(
   The examples' other fields are kept as raw fields. `progress` is called with the examples and tokens so far.
   """
   with sole_builder(folder):
-    shutil.rmtree(_building(_local_folder(folder)), ignore_errors=True)
+    shutil.rmtree(_building(storage.local_counterpart(folder)), ignore_errors=True)
     try:
       build_cache(
         folder,
@@ -91,7 +89,7 @@ def write_cache(
         progress=lambda done: progress(done.examples, done.tokens),
       )
     finally:
-      shutil.rmtree(_building(_local_folder(folder)), ignore_errors=True)
+      shutil.rmtree(_building(storage.local_counterpart(folder)), ignore_errors=True)
 
 
 def build_cache(
@@ -143,7 +141,7 @@ def build_planned(
   origins: OriginCounter | None = None,
 ) -> None:
   """Builds the cache of a plan (of `plan_cache`) with a data card; arguments as in `build_cache`."""
-  local = _local_folder(folder)
+  local = storage.local_counterpart(folder)
   building = _building(local)
   unsent = local.with_name(f"{local.name}.unsent")
   try:
@@ -253,11 +251,6 @@ class PieceBuilder:
     except (OSError, ValueError, KeyError, UserError):
       return None
     return entry if examples in (None, entry["examples"]) else None
-
-
-def _local_folder(folder: Path) -> Path:
-  """Returns where a cache is built: a remote one in its local mirror."""
-  return storage.mirror_folder(folder) if storage.is_remote(folder) else folder
 
 
 def _is_awaiting_upload(unsent: Path, plan: Mapping[str, Any]) -> bool:
@@ -412,8 +405,8 @@ def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-  if error.errno in _DISK_FULL:
-    parent = _local_folder(folder).parent
+  if error.errno in storage.DISK_FULL:
+    parent = storage.local_counterpart(folder).parent
     free = shutil.disk_usage(parent).free if parent.exists() else 0
     return UserError(
       "not enough disk space for the token cache",

@@ -13,6 +13,7 @@ any scheme that fsspec supports. Differences on a store:
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import math
@@ -37,6 +38,7 @@ DEFAULT_ROOT = "~/.cache/t5like"  # of token caches and downloads
 MIRROR_VARIABLE = "T5LIKE_MIRROR_DIR"
 _DEFAULT_MIRROR = f"{DEFAULT_ROOT}/mirror"
 _TRANSFERS = 8  # objects at a time
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the largest file of a process
 _STORE_SUMS = ("crc32c", "ETag", "etag")  # names used by stores; the same bytes in the same place have the same value
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
 
@@ -389,6 +391,11 @@ def has_free_files(path: Path | RemotePath) -> bool:
 def mirror_folder(remote: RemotePath) -> Path:
   """Returns the path for a local copy of a remote file or folder, below ~/.cache/t5like/mirror or T5LIKE_MIRROR_DIR."""
   return _mirror_root() / remote.scheme / remote.key
+
+
+def local_counterpart(path: Path | RemotePath) -> Path:
+  """Returns a local path as is; of a remote one, the path of its local copy, whether that exists or not."""
+  return mirror_folder(path) if is_remote(path) else path
 
 
 def _mirror_root() -> Path:

@@ -98,7 +98,7 @@ class VectorFile:
 
   def __init__(self, path: Path, width: int):
     self._target, self.rejected = path, 0
-    self.path = _staging_path(path)
+    self.path = storage.local_counterpart(path)  # remote files are uploaded when complete
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self._part = _partial_path(path)
     self._record_dtype = np.dtype([("digest", "<u8"), ("vector", "<f4", (width,))])
@@ -246,13 +246,8 @@ def header_path(path: Path) -> Path:
   return path.with_name(path.name + ".run.json")
 
 
-def _staging_path(path: Path) -> Path:
-  """Returns the local path that vectors are collected at; remote files are uploaded when complete."""
-  return storage.mirror_folder(path) if storage.is_remote(path) else path
-
-
 def _partial_path(path: Path) -> Path:
-  return _staging_path(path).with_name(path.name + ".part")
+  return storage.local_counterpart(path).with_name(path.name + ".part")
 
 
 def _compare(path: Path, record: Path, header: Header) -> None:

@@ -25,8 +25,7 @@ _THREADS = 4  # a compilation of a large model needs gigabytes
 
 def compiled_folder(cache_dir: str) -> Path:
   """Returns the folder of the compilation cache: next to the token caches, on this machine."""
-  root = storage.as_path(cache_dir)
-  return (storage.mirror_folder(root) if storage.is_remote(root) else root) / "compiled"
+  return storage.local_counterpart(storage.as_path(cache_dir)) / "compiled"
 
 
 class CompiledSteps:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 SENTENCE_BEGIN, SENTENCE_END = "<S>", "</S>"
-CHARACTERS = 262  # ids, that of padding words included
 PER_WORD = 50
 _MARKS = {SENTENCE_BEGIN: 256, SENTENCE_END: 257}
 _WORD_BEGIN, _WORD_END, _FILL = 258, 259, 260

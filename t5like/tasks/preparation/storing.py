@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import io
 import json
 import os
@@ -20,6 +19,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.files.data_card import PAGE, DataCard, DuplicateCounter, OriginCounter, text_hash, write_cards
 from t5like.tasks.preparation import catalogue
 from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
@@ -28,7 +28,6 @@ from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
 
 _UNFINISHED = ".t5like-preparing-"
 _ROWS_BETWEEN_REPORTS = 10_000
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Called periodically with the split and the number of rows so far.
 Progress = Callable[[str, int], None]
@@ -261,8 +260,8 @@ def _in_chain(error: BaseException | None, matches) -> BaseException | None:
 
 def _is_disk_full(error: BaseException) -> bool:
   # TensorFlow's file system raises its own classes with the system's messages.
-  messages = (os.strerror(number) for number in _DISK_FULL)
-  return getattr(error, "errno", None) in _DISK_FULL or any(message in str(error) for message in messages)
+  messages = (os.strerror(number) for number in storage.DISK_FULL)
+  return getattr(error, "errno", None) in storage.DISK_FULL or any(message in str(error) for message in messages)
 
 
 def _clear_abandoned(out: Path) -> None:

@@ -8,7 +8,6 @@ and arrays.py use Orbax.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -82,9 +81,6 @@ __all__ = [
   "restore_state",
   "save_parameters",
 ]
-
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _WithoutOrbaxTracebacks(logging.Filter):
@@ -242,7 +238,7 @@ class Checkpoints:
 
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
     cause, free = cause_of(error), storage.free_bytes(self.folder)  # before the half-written files are removed
-    full = free < needed or any(os.strerror(number) in cause for number in _DISK_FULL)
+    full = free < needed or any(os.strerror(number) in cause for number in storage.DISK_FULL)
     disk = f"{byte_size(free)} free when it failed; a checkpoint needs {byte_size(needed)}"
     if not storage.has_free_files(self.folder):
       disk = "it had room for no more files when it failed: all inodes are in use"

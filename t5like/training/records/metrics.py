@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import re
@@ -212,7 +211,7 @@ def _raise_write_errors(path: Path) -> Iterator[None]:
 
 def write_error(path: Path, error: OSError) -> RunError:
   """Returns the error for a full disk, an exceeded quota or a file system that is gone."""
-  full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+  full = error.errno in storage.DISK_FULL
   return RunError(
     f"cannot write {path}",
     because=error.strerror or error,
