@@ -103,8 +103,8 @@ class WindowRows:
   For models that carry their state: row b of step s is the s-th window of stream b.
 
   Rows are numbered as in any source: number n is row n % streams of step n // streams. Every epoch starts at another
-  token of the corpus, drawn from the seed, and reads in a circle. `decoder_continues` is 0 for the first window of an
-  epoch, 1 where a window follows that of the step before.
+  token of the corpus, drawn from the seed, and continues with the first token after the last. `decoder_continues` is 0
+  for the first window of an epoch, 1 where a window follows that of the step before.
   """
 
   cache: TokenCache | FirstTokens

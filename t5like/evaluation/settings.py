@@ -124,15 +124,15 @@ def check_numbers(settings: object, at_least_0: tuple[str, ...] = (), at_least_1
 
 def description(identity: Identity) -> str:
   """Formats an identity for tables and file names; '' for greedy decoding of all examples."""
-  has, words = identity.get, []
-  words += [f"rank {identity['rank']}"] if has("rank") else []
-  words += [f"{name} {value}" for name, value in has("decoding", {}).items()]
-  words += [f"candidates {identity['candidates']}"] if has("candidates") else []
-  if has("prompt"):
-    words.append(f"shots {has('shots', 0)} prompt {identity['prompt']}" + (" infill" if has("infill") else ""))
-    words += [f"from {identity['shots_split']}"] if has("shots") and has("shots_split") else []
-  words += [f"inputs {identity['inputs_length']}"] if has("inputs_length") else []
-  words += [f"embed {identity['embed']}"] if has("embed") else []
-  words += ["average"] if has("average") else []
-  words += [f"first {identity['examples']}"] if has("examples") else []
+  get, words = identity.get, []
+  words += [f"rank {identity['rank']}"] if get("rank") else []
+  words += [f"{name} {value}" for name, value in get("decoding", {}).items()]
+  words += [f"candidates {identity['candidates']}"] if get("candidates") else []
+  if get("prompt"):
+    words.append(f"shots {get('shots', 0)} prompt {identity['prompt']}" + (" infill" if get("infill") else ""))
+    words += [f"from {identity['shots_split']}"] if get("shots") and get("shots_split") else []
+  words += [f"inputs {identity['inputs_length']}"] if get("inputs_length") else []
+  words += [f"embed {identity['embed']}"] if get("embed") else []
+  words += ["average"] if get("average") else []
+  words += [f"first {identity['examples']}"] if get("examples") else []
   return ", ".join(words)

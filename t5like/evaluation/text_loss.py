@@ -155,7 +155,7 @@ def _metric(model: Model, settings: TextLossSettings, corpus: Corpus) -> LossMet
 
   return LossMetric(
     {"loss": "denoising", "objective": objective.name, "window": lengths.raw},
-    f"hidden text given the rest ({objective.name}, rows of {lengths.raw}): a pseudo-loss, no likelihood of the text",
+    f"hidden text given the rest ({objective.name}, rows of {lengths.raw}): a pseudo-loss, not a likelihood",
     denoising,
   )
 

@@ -104,7 +104,7 @@ class CacheJob:
 
 
 def register_files(task: str, files: CorpusFiles) -> None:
-  """Registers files as a corpus, several corpora as a mixture; or as rows of the form that the end of the name says."""
+  """Registers files as a corpus, several corpora as a mixture; or as rows, whose form depends on the name's end."""
   members = member_files(task, files)
   for name, own in members.items():
     if own:

@@ -14,7 +14,7 @@ from t5like import data, parallel
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
-from t5like.experiments.heads import fits
+from t5like.experiments.heads import check_fits
 from t5like.finetuning.distillation import WithTeacher
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
@@ -241,7 +241,7 @@ def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
   """Checks that a task fits the experiment: a corpus needs an objective, labeled examples have their own targets."""
   task = cache.manifest["description"]["task"]
   if experiment.has_head:
-    fits(experiment.model.head, data.LabelForm.of(cache), task)
+    check_fits(experiment.model.head, data.LabelForm.of(cache), task)
     return
   if cache.is_corpus and experiment.objective is None:
     raise UserError(

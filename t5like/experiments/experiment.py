@@ -155,7 +155,7 @@ class Experiment:
 
   @property
   def has_head(self) -> bool:
-    """Whether a head is trained on labels: an encoder, a task in an encoder form, or HEAD says so."""
+    """Whether a head is trained on labels: an encoder, a task in an encoder form, or a HEAD that is set."""
     if isinstance(self.model, WithHead):
       return True
     if self.objective is not None or self.head is None or not self.task:

@@ -31,7 +31,7 @@ def attach_task_head(experiment: Experiment, forms: Sequence[tuple[str, data.Lab
   if head == "task" or head is None or probe:
     kind = "choices" if form.grouped and form.choices else form.name
     head = HEADS[kind]()
-  fits(head, form, task)
+  check_fits(head, form, task)
   if head.form == "embedding":
     head = _embedding_head(head, form)
   elif hasattr(head, "labels") and not head.labels:
@@ -49,13 +49,13 @@ def task_form(cache: data.TokenCache) -> data.LabelForm | None:
   return dataclasses.replace(form, choices=choices_of(cache))
 
 
-def fits(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
+def check_fits(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
   """Raises UserError if a task's labels are not those of a head."""
   name = type(head).__name__
   if form is None:
     raise UserError(f"task {task!r} has no labels for a {name}", expected=_EXPECTED[head.form])
   if head.form == "embedding":
-    _embedding_fits(head, form, task)
+    _check_embedding_fits(head, form, task)
   elif head.form != form.name and not (head.form == "choices" and form.grouped):
     raise UserError(
       f"the labels of task {task!r} ({form.name}) do not fit a {name}",
@@ -88,7 +88,7 @@ def _embedding_head(head: nn.Module, form: data.LabelForm) -> nn.Module:
   return head.clone(loss=loss, texts=head.texts or texts, labels=labels)
 
 
-def _embedding_fits(head: nn.Module, form: data.LabelForm, task: str) -> None:
+def _check_embedding_fits(head: nn.Module, form: data.LabelForm, task: str) -> None:
   """Raises UserError if a head cannot embed the task's texts, or its loss needs other labels."""
   kind = _label_kind(form)
   if kind not in ("classification", "regression", "") or form.grouped:
@@ -101,28 +101,28 @@ def _embedding_fits(head: nn.Module, form: data.LabelForm, task: str) -> None:
     )
 
 
-def can_score(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
+def check_can_score(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
   """Raises UserError if a model with this head cannot be evaluated on a task.
 
   Embeddings are scored on other tasks than those that they are trained on: cosines of any texts.
   """
   if head.form != "embedding" or form is None:
-    fits(head, form, task)
+    check_fits(head, form, task)
   elif _label_kind(form) == "classification":
     if head.loss != "softmax":
       raise UserError(
         f"task {task!r} has classes, which embeddings trained with the loss {head.loss!r} do not predict",
         try_="scored pairs, such as glue_stsb_classification, or retrieval: snli_retrieval_embedding",
       )
-    fits(head, form, task)
+    check_fits(head, form, task)
   else:
-    _embedding_fits(head.clone(loss=None), form, task)
+    _check_embedding_fits(head.clone(loss=None), form, task)
 
 
 def scored_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
   """Returns the form of a task's rows for evaluation, after checking that the model can be evaluated on it."""
   form, task = data.LabelForm.of(cache), cache.manifest["description"]["task"]
-  can_score(model.head, form, task)
+  check_can_score(model.head, form, task)
   if model.head.form != "embedding":
     return rows_form(model, cache)
   texts = sum(field in cache.features for field in TEXT_FIELDS)
@@ -134,7 +134,7 @@ def scored_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
 def rows_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
   """Returns the form of a task's rows for a model's head, after checking that they fit."""
   form = data.LabelForm.of(cache)
-  fits(model.head, form, cache.manifest["description"]["task"])
+  check_fits(model.head, form, cache.manifest["description"]["task"])
   return dataclasses.replace(form, **dataclasses.asdict(head_form(model), dict_factory=_own_fields))
 
 

@@ -67,9 +67,9 @@ def shares(
   rates: Mapping[str, float], split: str, modules: Sequence[str] = (), temperature: float = 1.0
 ) -> list[tuple[str, float, int | None]]:
   """Returns the tasks of a mix of tasks and mixtures: each with its fraction and its size (None if unknown)."""
-  asked = {"ask": "shares", "task": ", ".join(rates), "rates": dict(rates), "split": split, "modules": list(modules)}
-  asked["power"] = 1 / temperature
-  return [tuple(row) for row in _query(asked)]
+  request = {"ask": "shares", "task": ", ".join(rates), "rates": dict(rates), "split": split, "modules": list(modules)}
+  request["power"] = 1 / temperature
+  return [tuple(row) for row in _query(request)]
 
 
 def label_forms(
@@ -79,8 +79,8 @@ def label_forms(
 
   `files`, by split, register the task first.
   """
-  asked = {"ask": "forms", "task": task, "split": split, "modules": list(modules), "files": dict(files or {})}
-  return [tuple(row) for row in _query(asked)]
+  request = {"ask": "forms", "task": task, "split": split, "modules": list(modules), "files": dict(files or {})}
+  return [tuple(row) for row in _query(request)]
 
 
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:

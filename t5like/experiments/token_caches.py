@@ -188,11 +188,11 @@ class TokenCaches:
     print(f"building the token cache of {task!r} ({split}): {shlex.join(line)}", flush=True)
     if self._hint:
       print(f"  ({self._hint})", flush=True)
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
-      environment = {**bound_environment(), ERROR_FILE: said.name}
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as error_file:
+      environment = {**bound_environment(), ERROR_FILE: error_file.name}
       status = subprocess.run([sys.executable, "-m", *line], env=environment).returncode
       if status == UserError.status:
-        why = said.read() or "see the error above"
+        why = error_file.read() or "see the error above"
         raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because=why, hint=self._hint)
     self._built |= {(task, split)} | {(name, split) for name in data.read_mixture(self.folder(task, split), "") or ()}
     members = self.open(task, split) if status == 0 else None

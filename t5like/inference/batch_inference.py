@@ -12,7 +12,7 @@ from typing import Any
 from t5like.console import warn
 from t5like.data import LabelForm
 from t5like.errors import InvalidSetting, UserError
-from t5like.experiments.heads import can_score
+from t5like.experiments.heads import check_can_score
 from t5like.files import storage
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
@@ -133,7 +133,7 @@ def input_rows(model: Model, settings: InferenceSettings, reading: ReadSettings)
     members = caches.open_or_build(settings.task, settings.split)
   if isinstance(model.module, WithHead):
     for member in members:
-      can_score(model.module.head, LabelForm.of(member.cache), member.task)
+      check_can_score(model.module.head, LabelForm.of(member.cache), member.task)
     return labeled_task_rows(members, model.module.head.form, settings.examples), None
   row_files.check_task(members, model.kind)
   total = sum(min(settings.examples or m.cache.examples, m.cache.examples) for m in members)

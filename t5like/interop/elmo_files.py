@@ -60,7 +60,7 @@ def elmo_vectors(
 ) -> tuple[list[np.ndarray], Any]:
   """Returns the vectors [layers + 1, words, 2 embed] of each sentence, a list of words, and the states after them.
 
-  Layer 0 is the word alone. Pass the states on as `carry` for the next sentences to read on after these, as bilm-tf
+  Layer 0 is the word alone. Pass the states as `carry` to continue with the next sentences, as bilm-tf
   does; without them, every sentence starts from zeros, and its vectors do not depend on others.
   """
   characters, lengths = spell_sentences(sentences, model.config.chars_per_word)

@@ -28,7 +28,7 @@ def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.A
 
 
 def rotary_frequencies(config: TransformerConfig) -> np.ndarray:
-  """Returns the angles per position of feature pairs, [kv / 2], scaled as the config says.
+  """Returns the angles per position of feature pairs, [kv / 2], scaled as configured.
 
   "llama3" (Grattafiori et al. 2024, as in their code): wavelengths of more than original length / low factor positions
   are stretched by the factor, those of less than original length / high factor are kept, others interpolated.

@@ -306,7 +306,7 @@ class Stack(nn.Module):
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
   def _functional_layer(self, unroll: bool) -> Callable:
-    """Returns a layer as a function of its parameters, rematerialized as the config says."""
+    """Returns a layer as a function of its parameters, rematerialized as configured."""
     block, remat = Block(self.config, self.has_cross_attention, parent=None), self.config.remat
 
     def layer(params, key, x, number, stacked, context):

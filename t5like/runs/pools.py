@@ -1,6 +1,6 @@
 """Decides whether a run copies a token cache to its hosts or reads it in place.
 
-The order of rows depends on it, so all hosts decide alike, and a resumed run as it did at its start.
+The order of rows depends on it, so all hosts and all starts of a run must decide the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from t5like.training.records.model_dir import RUN_CARD_DATA
 
 POOLS = "pools"  # in the run card: the units of a pool by folder of a corpus that is read in place
 _LARGEST = 1 << 30  # bytes of a pool
-_POOLS = 4  # that fit into the local room
+_POOLS = 4  # that must fit on the local disk
 
 
 def choose_pool(experiment: Experiment, folder: Path, size: int, caches: int = 1) -> int:

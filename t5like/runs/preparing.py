@@ -33,7 +33,7 @@ from t5like.experiments.compatibility import (
 )
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
-from t5like.experiments.heads import can_score
+from t5like.experiments.heads import check_can_score
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
@@ -52,7 +52,7 @@ from t5like.runs.saved_parameters import (
   with_stored_dtypes,
   without_teacher,
 )
-from t5like.runs.starting_table import array_fates
+from t5like.runs.starting_table import array_uses
 from t5like.runs.teachers import Teacher, read_teacher, train_model
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
@@ -65,7 +65,7 @@ from t5like.training.checkpoints import (
   has_training_state,
   newest_intact,
 )
-from t5like.training.checkpoints.given_parameters import Fate, GivenParameters
+from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.selection import Selection
 from t5like.training.records import model_dir as directory
@@ -84,7 +84,7 @@ class StartingPoint:
   options: Restore = Restore()
   verified: bool = False  # its checksums were compared just now
   episode: int = 0  # of the training plan, whose optimizer state it has
-  fates: Sequence[Fate] = ()  # of its parameters and the run's
+  uses: Sequence[ArrayUse] = ()  # of its parameters and the run's
   base: TunedBase | None = None  # of a run that saves only what it trains
 
   @property
@@ -331,8 +331,8 @@ def choose_starting_point(
     checkpoint = find_checkpoint(experiment.restore_from)
     start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
   elif base:
-    fates = base.parameters.fates
-    return StartingPoint(f"the frozen parameters of {base.parameters}", base=base, fates=fates)
+    uses = base.parameters.uses
+    return StartingPoint(f"the frozen parameters of {base.parameters}", base=base, uses=uses)
   elif init or experiment.init_from:
     options = dataclasses.replace(options, parameters_only=True)
     source = init or find_parameters(experiment.init_from, experiment.model)
@@ -351,8 +351,8 @@ def choose_starting_point(
     what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
-  fates = array_fates(start.checkpoint, specs[episode])
-  known = dict(description=description, options=options, resumes=resumes, episode=episode, fates=fates, base=base)
+  uses = array_uses(start.checkpoint, specs[episode])
+  known = dict(description=description, options=options, resumes=resumes, episode=episode, uses=uses, base=base)
   return dataclasses.replace(start, **known)
 
 
@@ -370,7 +370,7 @@ def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabula
   for member in members:
     kind = f"eval/{member.task}/"
     if experiment.has_head:
-      can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)
+      check_can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)
       check_head_scorable(member.cache)
       check_functions(member.cache.scoring, experiment.task_modules)
       scores[kind] = head_scores(member.cache)

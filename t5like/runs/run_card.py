@@ -101,7 +101,7 @@ def describe_run(run: PreparedRun) -> RunCard:
     "trains": plan.describe(),
     "optimizer": f"{experiment.optimizer.description}, learning rate {_rate_text(experiment)}",
     "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
-    "starts from": "\n".join(filter(None, [run.start.description, starting_text(run.start.fates)])),
+    "starts from": "\n".join(filter(None, [run.start.description, starting_text(run.start.uses)])),
     "writes to": f"{run.model_dir}\n{_checkpoints_text(experiment)}",
   }
   facts = {
@@ -124,7 +124,7 @@ def describe_run(run: PreparedRun) -> RunCard:
     "seed": experiment.seed,
     POOLS: _pools(batches),
     "data_cards": cards,
-    "starts_from": {"source": run.start.description, "variables": starting_data(run.start.fates)},
+    "starts_from": {"source": run.start.description, "variables": starting_data(run.start.uses)},
   }
   return RunCard(entries, facts)
 

@@ -17,7 +17,7 @@ from t5like.inference.parameters.bases import _check_new
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.models import BERT, ELECTRA, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, RegressionHead, TaggingHead, WithHead, attach_head
-from t5like.runs.starting_table import array_fates, starting_data, starting_text
+from t5like.runs.starting_table import array_uses, starting_data, starting_text
 from t5like.training.checkpoints import Restore, check_restorable, find_checkpoint, restore_state, save_parameters
 from t5like.training.checkpoints.given_parameters import GivenParameters, SourceModel
 from t5like.training.state import StateSpec, TrainState
@@ -66,7 +66,7 @@ def save(folder: Path, model, params, vocabulary) -> Path:
 
 
 def start(source, model, vocabulary, options=None):
-  """Returns the parameters that a run starts with, and the fate of every array, through the real restoring code."""
+  """Returns the parameters that a run starts with, and the use of every array, through the real restoring code."""
   options = dataclasses.replace(options or Restore(), parameters_only=True)
   params = initial(model, seed=1)
   state = TrainState(np.int32(0), params, {}, np.uint32(0))
@@ -77,21 +77,21 @@ def start(source, model, vocabulary, options=None):
   fingerprint = model_fingerprint(model.config, vocabulary)
   adapted = adapt(source, model, vocabulary, spec, fingerprint, options)
   check_restorable(adapted, spec, fingerprint, options)
-  fates = array_fates(adapted, spec)
+  uses = array_uses(adapted, spec)
   restored = restore_state(adapted, spec, fingerprint, options, lambda: state)
-  return flatten(jax.device_get(restored.params)), {(fate.path, fate.status): fate for fate in fates}, flatten(params)
+  return flatten(jax.device_get(restored.params)), {(use.path, use.status): use for use in uses}, flatten(params)
 
 
-def statuses(fates, prefix):
-  return {status for path, status in fates if path.startswith(prefix)}
+def statuses(uses, prefix):
+  return {status for path, status in uses if path.startswith(prefix)}
 
 
 def test_the_same_model_is_restored_directly(tmp_path, vocabulary):
   model, params = bert(), initial(bert())
   checkpoint = save(tmp_path, model, params, vocabulary)
-  found, fates, _ = start(checkpoint, model, vocabulary)
+  found, uses, _ = start(checkpoint, model, vocabulary)
   jax.tree.map(np.testing.assert_array_equal, unflatten(found), params)
-  assert {status for _, status in fates} == {"taken"} and starting_text(list(fates.values())).startswith("taken  all")
+  assert {status for _, status in uses} == {"taken"} and starting_text(list(uses.values())).startswith("taken  all")
 
 
 @pytest.mark.sampled(1)
@@ -99,38 +99,38 @@ def test_the_same_model_is_restored_directly(tmp_path, vocabulary):
 def test_a_headless_checkpoint_starts_a_model_with_a_head_and_back(tmp_path, vocabulary, scan_layers):
   pretrained, params = bert(scan_layers=scan_layers), initial(bert(scan_layers=scan_layers))
   model = attach_head(pretrained, ClassificationHead(labels=("yes", "no")))
-  found, fates, fresh = start(save(tmp_path / "a", pretrained, params, vocabulary), model, vocabulary)
+  found, uses, fresh = start(save(tmp_path / "a", pretrained, params, vocabulary), model, vocabulary)
   before = flatten(params)
   for path, array in found.items():
     if path.startswith("head/"):
       np.testing.assert_array_equal(array, fresh[path])
     else:
       np.testing.assert_array_equal(array, before[path.removeprefix("backbone/")])
-  assert statuses(fates, "head/") == {"new"} and statuses(fates, "backbone/") == {"taken"}
-  assert statuses(fates, "mlm_head/") == statuses(fates, "nsp_head/") == {"left out"}
-  text = starting_text(list(fates.values())).splitlines()
+  assert statuses(uses, "head/") == {"new"} and statuses(uses, "backbone/") == {"taken"}
+  assert statuses(uses, "mlm_head/") == statuses(uses, "nsp_head/") == {"left out"}
+  text = starting_text(list(uses.values())).splitlines()
   assert [line.split()[:2] for line in text] == [
     ["taken", "backbone/encoder"], ["taken", "backbone/pooler"], ["taken", "backbone/token_embedder"], ["new", "head"],
     ["left", "out"], ["left", "out"],
   ]  # fmt: skip
-  data = starting_data(list(fates.values()))
-  assert {"variable": "head/out/bias", "status": "new", "shape": [2]} in data and len(data) == len(fates)
+  data = starting_data(list(uses.values()))
+  assert {"variable": "head/out/bias", "status": "new", "shape": [2]} in data and len(data) == len(uses)
 
   # Back: the backbone of the fine-tuned model continues pre-training, with new heads.
   tuned = initial(model, seed=2)
-  found, fates, fresh = start(save(tmp_path / "b", model, tuned, vocabulary), pretrained, vocabulary)
+  found, uses, fresh = start(save(tmp_path / "b", model, tuned, vocabulary), pretrained, vocabulary)
   np.testing.assert_array_equal(found["pooler/kernel"], tuned["backbone"]["pooler"]["kernel"])
   np.testing.assert_array_equal(found["mlm_head/bias"], fresh["mlm_head/bias"])
-  assert statuses(fates, "mlm_head/") == {"new"} and statuses(fates, "head/") == {"left out"}
+  assert statuses(uses, "mlm_head/") == {"new"} and statuses(uses, "head/") == {"left out"}
 
 
 def test_the_other_form_of_gelu_is_accepted_and_named(tmp_path, vocabulary, capsys):
   """Hugging Face's BERT computes the exact one, Google's an approximation; other activations are other models."""
   source = bert(activation="gelu_erf")
   checkpoint = save(tmp_path / "erf", source, initial(source), vocabulary)
-  found, fates, _ = start(checkpoint, bert(activation="gelu"), vocabulary)
+  found, uses, _ = start(checkpoint, bert(activation="gelu"), vocabulary)
   np.testing.assert_array_equal(found["pooler/kernel"], initial(source)["pooler"]["kernel"])
-  assert {status for _, status in fates} == {"taken"}
+  assert {status for _, status in uses} == {"taken"}
   assert "--gin.TransformerConfig.activation=gelu_erf" in capsys.readouterr().err
   start(checkpoint, source, vocabulary)
   assert not capsys.readouterr().err
@@ -178,8 +178,8 @@ def test_a_head_is_taken_only_with_the_same_labels(tmp_path, vocabulary):
     (RegressionHead(), {"new", "left out"}),
     (TaggingHead(labels=("entailment", "neutral", "contradiction")), {"new", "left out"}),
   ):
-    found, fates, fresh = start(checkpoint, model(head), vocabulary)
-    assert statuses(fates, "head/") == status, head
+    found, uses, fresh = start(checkpoint, model(head), vocabulary)
+    assert statuses(uses, "head/") == status, head
     expected = params["head"]["out"]["bias"] if status == {"taken"} else fresh["head/out/bias"]
     np.testing.assert_array_equal(found["head/out/bias"], expected)
 
@@ -188,10 +188,10 @@ def test_t5s_encoder_starts_a_tagger(tmp_path, vocabulary):
   sizes = dict(vocab_size=8, embed_dim=4, mlp_dim=6, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
   t5 = T5(TransformerConfig(**sizes, tie_embeddings=False))
   checkpoint = save(tmp_path, t5, initial(t5), vocabulary)
-  found, fates, _ = start(checkpoint, WithHead(t5, TaggingHead(labels=("O", "B"))), vocabulary)
+  found, uses, _ = start(checkpoint, WithHead(t5, TaggingHead(labels=("O", "B"))), vocabulary)
   assert not any("decoder" in path for path in found)
-  assert statuses(fates, "decoder/") == statuses(fates, "logits_dense/") == {"left out"}
-  assert statuses(fates, "backbone/encoder/") == {"taken"}
+  assert statuses(uses, "decoder/") == statuses(uses, "logits_dense/") == {"left out"}
+  assert statuses(uses, "backbone/encoder/") == {"taken"}
 
 
 @pytest.mark.parametrize("positions, offset", [(3, 0), (13, 0), (13, 2)])
@@ -199,12 +199,12 @@ def test_a_position_table_is_repeated_or_cut(tmp_path, vocabulary, positions, of
   """RoBERTa's rows before position 0 are kept."""
   old, new = bert(position_offset=offset), bert(max_positions=positions, position_offset=offset)
   params = initial(old)
-  found, fates, _ = start(save(tmp_path, old, params, vocabulary), new, vocabulary)
+  found, uses, _ = start(save(tmp_path, old, params, vocabulary), new, vocabulary)
   before, old = np.split(params["token_embedder"]["position_embedding"], [offset])
   expected = np.concatenate([before, old, old, old[:3]]) if positions == 13 else old[:3]
   np.testing.assert_array_equal(found["token_embedder/position_embedding"], expected)
-  fate = fates["token_embedder/position_embedding", "resized"]
-  assert fate.note.startswith(f"5 -> {positions} positions") and f"5 -> {positions}" in starting_text([fate])
+  use = uses["token_embedder/position_embedding", "resized"]
+  assert use.note.startswith(f"5 -> {positions} positions") and f"5 -> {positions}" in starting_text([use])
 
 
 def test_both_position_tables_of_a_bart_are_resized(tmp_path, vocabulary):
@@ -223,9 +223,9 @@ def test_both_position_tables_of_a_bart_are_resized(tmp_path, vocabulary):
       part = part[name]
     np.testing.assert_array_equal(found["/".join([*table, "position_embedding"])], part["position_embedding"][:5])
   np.testing.assert_array_equal(found["logits_bias/bias"], params["logits_bias"]["bias"])
-  _, fates, _ = start(source, attach_head(old, TaggingHead(labels=("a", "b"))), vocabulary)
+  _, uses, _ = start(source, attach_head(old, TaggingHead(labels=("a", "b"))), vocabulary)
   for part in ("decoder/", "token_embedder/decoder/", "logits_bias/"):
-    assert statuses(fates, part) == {"left out"}
+    assert statuses(uses, part) == {"left out"}
 
 
 def test_a_larger_vocabulary_keeps_the_rows_of_its_pieces(tmp_path, words, vocabulary):
@@ -235,7 +235,7 @@ def test_a_larger_vocabulary_keeps_the_rows_of_its_pieces(tmp_path, words, vocab
   save(tmp_path, bert(), params, vocabulary)
   (tmp_path / "config.gin").write_text(config_text(bert(), str(vocabulary.path), "test", tmp_path))
   model = bert(vocab_size=12)
-  found, fates, _ = start(find_checkpoint(tmp_path), model, larger)
+  found, uses, _ = start(find_checkpoint(tmp_path), model, larger)
   again, *_ = start(find_checkpoint(tmp_path), model, larger)
   for path, old in (
     ("token_embedder/embedding", params["token_embedder"]["embedding"]),
@@ -247,7 +247,7 @@ def test_a_larger_vocabulary_keeps_the_rows_of_its_pieces(tmp_path, words, vocab
     np.testing.assert_allclose(new[[5, 9, 10, 11]], np.broadcast_to(old.mean(0), new[:4].shape), atol=0.05)
     assert len(np.unique(new[[5, 9, 10, 11]], axis=0)) == 4
     np.testing.assert_array_equal(new, again[path])
-  assert fates["token_embedder/embedding", "resized"].note == "8 -> 12 rows, 4 of them new"
+  assert uses["token_embedder/embedding", "resized"].note == "8 -> 12 rows, 4 of them new"
 
 
 def test_another_vocabulary_and_lost_pieces_are_refused(tmp_path, words, vocabulary):
@@ -285,27 +285,27 @@ def test_fewer_layers_of_either_layout(tmp_path, vocabulary, layers, scanned):
   params = unflatten(stack_layers(separate)) if scanned[0] else unflatten(separate)
   checkpoint = save(tmp_path, old, params, vocabulary)
   fewer = new.clone(config=dataclasses.replace(new.config, num_encoder_layers=2))
-  found, fates, _ = start(checkpoint, fewer, vocabulary, Restore(layers=layers))
+  found, uses, _ = start(checkpoint, fewer, vocabulary, Restore(layers=layers))
   chosen = layers or (0, 1)
   kernels = [separate[f"encoder/layers_{i}/mlp/wi/kernel"] for i in chosen]
   if scanned[1]:
     np.testing.assert_array_equal(found["encoder/layers/mlp/wi/kernel"], np.stack(kernels))
-    note = fates["encoder/layers/mlp/wi/kernel", "resized"].note
+    note = uses["encoder/layers/mlp/wi/kernel", "resized"].note
     assert note == f"layers {chosen[0]}, {chosen[1]} of 3"
   else:
     for i, kernel in enumerate(kernels):
       np.testing.assert_array_equal(found[f"encoder/layers_{i}/mlp/wi/kernel"], kernel)
   if scanned == (False, False):
     left = 1 if layers else 2
-    assert fates[f"encoder/layers_{left}/mlp/wi/kernel", "left out"].note == f"layers {left} of 3"
+    assert uses[f"encoder/layers_{left}/mlp/wi/kernel", "left out"].note == f"layers {left} of 3"
 
 
 def test_layouts_are_converted_without_loss(tmp_path, vocabulary):
   separate = flatten(initial(bert()))
   checkpoint = save(tmp_path / "a", bert(), unflatten(separate), vocabulary)
-  stacked, fates, _ = start(checkpoint, bert(scan_layers=True), vocabulary)
+  stacked, uses, _ = start(checkpoint, bert(scan_layers=True), vocabulary)
   expected = stack_layers(separate)
-  assert {status for _, status in fates} == {"taken"} and stacked.keys() == expected.keys()
+  assert {status for _, status in uses} == {"taken"} and stacked.keys() == expected.keys()
   for path, array in expected.items():
     np.testing.assert_array_equal(stacked[path], array)
 
@@ -341,10 +341,10 @@ def test_options_of_the_user_apply_to_the_rest(tmp_path, vocabulary):
     start(checkpoint, model, vocabulary)
   assert "adapter/kernel" in str(error.value) and "token_type_embedding" in str(error.value)
   options = Restore(allow_missing=".*/token_type_embedding", ignore_extra="adapter/.*")
-  found, fates, fresh = start(checkpoint, model, vocabulary, options)
+  found, uses, fresh = start(checkpoint, model, vocabulary, options)
   name = "backbone/token_embedder/token_type_embedding"
   np.testing.assert_array_equal(found[name], fresh[name])
-  assert (name, "new") in fates and ("adapter/kernel", "left out") in fates
+  assert (name, "new") in uses and ("adapter/kernel", "left out") in uses
 
 
 def test_narrower_parameters_are_widened(tmp_path, vocabulary):
@@ -376,7 +376,7 @@ def test_parameters_in_memory_are_adapted_too(vocabulary):
   given = GivenParameters(
     "memory", model_fingerprint(bert().config, vocabulary), arrays, lambda: arrays, "advice", known=SourceModel
   )
-  found, fates, _ = start(given, model, vocabulary)
+  found, uses, _ = start(given, model, vocabulary)
   assert found["backbone/token_embedder/position_embedding"].shape == (10, 4)
   np.testing.assert_array_equal(found["backbone/pooler/kernel"], params["pooler"]["kernel"])
 
@@ -386,17 +386,17 @@ def test_the_discriminator_of_electra_starts_a_model_with_a_head_and_a_bert_star
   electra = ELECTRA(dataclasses.replace(plain.config, discriminator_head=True))  # as objectives/electra.gin does
   theirs, source = initial(electra), tmp_path / "electra"
   model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
-  found, fates, _ = start(save(source, electra, theirs, vocabulary), model, vocabulary)
+  found, uses, _ = start(save(source, electra, theirs, vocabulary), model, vocabulary)
   taken = {path.removeprefix("backbone/"): array for path, array in found.items() if path.startswith("backbone/")}
   assert len(taken) > 20
   for path, array in taken.items():
     np.testing.assert_array_equal(array, flatten(theirs)[path])
-  assert statuses(fates, "generator/") == statuses(fates, "discriminator_head/") == {"left out"}
+  assert statuses(uses, "generator/") == statuses(uses, "discriminator_head/") == {"left out"}
 
   ours = initial(plain)
-  found, fates, _ = start(save(tmp_path / "bert", plain, ours, vocabulary), electra, vocabulary)
+  found, uses, _ = start(save(tmp_path / "bert", plain, ours, vocabulary), electra, vocabulary)
   np.testing.assert_array_equal(found["token_embedder/embedding"], ours["token_embedder"]["embedding"])
-  assert statuses(fates, "generator/") == {"new"} and statuses(fates, "mlm_head/") == {"left out"}
+  assert statuses(uses, "generator/") == {"new"} and statuses(uses, "mlm_head/") == {"left out"}
 
 
 def test_disentangled_embeddings_are_summed_for_a_model_without_them(tmp_path, vocabulary):
@@ -404,12 +404,12 @@ def test_disentangled_embeddings_are_summed_for_a_model_without_them(tmp_path, v
   electra = ELECTRA(plain.config, embedding_sharing="disentangled")
   theirs = initial(electra)
   model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
-  found, fates, _ = start(save(tmp_path, electra, theirs, vocabulary), model, vocabulary)
+  found, uses, _ = start(save(tmp_path, electra, theirs, vocabulary), model, vocabulary)
   for name in ("embedding", "position_embedding", "token_type_embedding"):
     total = theirs["token_embedder"][name] + theirs["embedding_delta"][name]
     np.testing.assert_array_equal(found[f"backbone/token_embedder/{name}"], total)
   np.testing.assert_array_equal(found["backbone/token_embedder/norm/scale"], theirs["token_embedder"]["norm"]["scale"])
-  assert "sum" in fates["backbone/token_embedder/embedding", "taken"].note
+  assert "sum" in uses["backbone/token_embedder/embedding", "taken"].note
 
 
 def test_all_variables_that_a_base_lacks_are_listed():

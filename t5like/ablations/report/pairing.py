@@ -29,7 +29,7 @@ class PairedFit:
 
 
 def fit_pairs(scores: Scores) -> PairedFit:
-  """Fits recipe and seed effects by least squares. With a single recipe, the seed effect cannot be told apart."""
+  """Fits recipe and seed effects by least squares. With a single recipe, the seed effect cannot be separated."""
   runs = [(recipe, seed, value) for recipe, of in scores.items() for seed, value in of.items()]
   repeated = {recipe for recipe, of in scores.items() if len(of) > 1}
   runs = [run for run in runs if run[0] in repeated]

@@ -36,7 +36,7 @@ from t5like.interop.layouts import flatten
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
-from t5like.training.checkpoints.given_parameters import Fate, GivenParameters, SourceModel
+from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters, SourceModel
 from t5like.training.checkpoints.layer_layouts import LAYER, STACKED
 from t5like.training.optimizers.rules import path_text
 from t5like.training.state import StateSpec
@@ -141,7 +141,7 @@ def adapt(
     read,
     source.advice if given else "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
     stored=plan.stored(),
-    fates=plan.fates,
+    uses=plan.uses,
   )
 
 
@@ -197,7 +197,7 @@ class _Plan:
     self._source_layers = _layer_counts(self._parts)
     self._layers = self._choose_layers()
     self.recipes: dict[str, _Recipe] = {}
-    self.fates: list[Fate] = []
+    self.uses: list[ArrayUse] = []
     self._extra: dict[str, jax.ShapeDtypeStruct] = {}
     with_head = any(path.startswith(_HEAD) for path in wanted)
     takes_head = with_head and _same_head(known.head, head) and _select_head(stored) == _select_head(wanted)
@@ -205,7 +205,7 @@ class _Plan:
       if not path.startswith(_HEAD) or takes_head:
         self._find(path, target)
       if path not in self.recipes and path.removeprefix(_BACKBONE).startswith((_HEAD, *_BERT_HEADS)):
-        self.fates.append(Fate(path, "new", target.shape))
+        self.uses.append(ArrayUse(path, "new", target.shape))
     self._leave_out((_HEAD, *_BERT_HEADS) + (_UNUSED_WITH_HEAD if with_head else ()))
     for stack in ("encoder", "decoder"):  # a head on T5's encoder has no decoder
       if self._layers.get(stack) or (with_head and stack not in self._layers):
@@ -225,13 +225,13 @@ class _Plan:
     return {path: recipe.make(path.removeprefix(_BACKBONE), arrays) for path, recipe in self.recipes.items()}
 
   def changes_nothing(self) -> bool:
-    return all(fate.status == "taken" and not fate.note for fate in self.fates) and all(
+    return all(use.status == "taken" and not use.note for use in self.uses) and all(
       not recipe.stacked and recipe.parts[0].path == path and recipe.parts[0].layer is None
       for path, recipe in self.recipes.items()
     )
 
   def _find(self, path: str, target: jax.ShapeDtypeStruct) -> None:
-    """Adds the recipe and the fate of an array, if the source has all of its parts."""
+    """Adds the recipe and the use of an array, if the source has all of its parts."""
     name, note = path.removeprefix(_BACKBONE), ""
     if stacked := STACKED.fullmatch(name):
       stack, have = stacked["stack"], self._source_layers.get(stacked["stack"], 0)
@@ -258,7 +258,7 @@ class _Plan:
 
   def _add(self, path: str, recipe: _Recipe, status: str, note: str) -> None:
     self.recipes[path] = recipe
-    self.fates.append(Fate(path, status, recipe.shape, note))
+    self.uses.append(ArrayUse(path, status, recipe.shape, note))
 
   def _leave_out(self, heads: tuple[str, ...]) -> None:
     """Sorts the arrays that are not used: heads and upper layers are left out, others are reported as differences."""
@@ -270,7 +270,7 @@ class _Plan:
         continue
       if name.startswith(heads) or (layer and self._layers.get(layer["stack"])):
         note = self._unused_layers(layer["stack"]) if layer and not name.startswith(heads) else ""
-        self.fates.append(Fate(path, "left out", array.shape, note))
+        self.uses.append(ArrayUse(path, "left out", array.shape, note))
       else:
         self._extra[path] = array
 

@@ -22,7 +22,7 @@ from t5like.interop.layouts import flatten, unflatten
 from t5like.models.shapes import boxed_shapes
 from t5like.models.stepping import cast_weights
 from t5like.training.checkpoints import Restore, check_restorable, load_parameters, read_fingerprint
-from t5like.training.checkpoints.given_parameters import Fate, GivenParameters
+from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
 from t5like.training.optimizers.rules import path_text
 from t5like.training.optimizers.selection import Selection
 from t5like.training.state import StateSpec, TrainState
@@ -87,10 +87,10 @@ def read_base(
   held = tuned(arrays)
   new = {path: leaf for path, leaf in flatten(shapes).items() if path not in held}
   _check_new(new, selection, type(method).__name__)
-  fates = [Fate(path, "new", leaf.shape) for path, leaf in new.items()]
-  fates += [fate for fate in getattr(adapted, "fates", None) or () if fate.path not in {f.path for f in fates}]
+  uses = [ArrayUse(path, "new", leaf.shape) for path, leaf in new.items()]
+  uses += [use for use in getattr(adapted, "uses", None) or () if use.path not in {f.path for f in uses}]
   advice = "the gin files of that model; see its config.gin"
-  parameters = GivenParameters(str(adapted), fingerprint, held, lambda: tuned(read()), advice, fates=fates)
+  parameters = GivenParameters(str(adapted), fingerprint, held, lambda: tuned(read()), advice, uses=uses)
   return TunedBase(parameter_digest(arrays), parameters)
 
 

@@ -57,7 +57,7 @@ class CharacterEncoder(nn.Module):
 
 
 def _gate(config: ELMoConfig, width: int, name: str) -> Dense:
-  """Builds the layer of a gate that lets its input pass at first: bias -2 (Srivastava et al. 2015)."""
+  """Builds a gate's layer, almost closed at first so that inputs pass: bias -2 (Srivastava et al. 2015)."""
   return Dense(
     width, dtype=config.dtype, param_dtype=jnp.dtype(config.param_dtype), name=name,
     kernel_init=nn.with_logical_partitioning(kernel_init(config), ("embed", "mlp")),

@@ -1,4 +1,4 @@
-"""Labeled rows of the user's own, JSON lines in CORPUS_FILES; the end of a task's name says what their fields are."""
+"""Labeled rows of the user, JSON lines in CORPUS_FILES; the end of the task's name determines their fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _text(value: Any) -> list[str] | None:
 
 
 def _name(value: Any) -> list[str] | None:
-  """Returns a class as text; None if it is no word or whole number."""
+  """Returns a class as text; None if it is neither a word nor a whole number."""
   if isinstance(value, str):
     return [value] if value.strip() and _BETWEEN not in value else None
   return [str(int(value))] if isinstance(value, int) else None

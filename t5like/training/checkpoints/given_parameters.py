@@ -11,8 +11,8 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Fate:
-  """The fate of an array: "taken" or "resized" from the source, "new" in the run, "left out" of it."""
+class ArrayUse:
+  """The use of an array: "taken" or "resized" from the source, "new" in the run, "left out" of it."""
 
   path: str
   status: str
@@ -42,7 +42,7 @@ class GivenParameters:
     read: Callable[[], Mapping[str, np.ndarray]],
     advice: str,
     stored: Mapping[str, jax.ShapeDtypeStruct] | None = None,
-    fates: Sequence[Fate] | None = None,
+    uses: Sequence[ArrayUse] | None = None,
     known: Callable[[], SourceModel] | None = None,
   ):
     """Takes the arrays and a function that reads them again.
@@ -54,12 +54,12 @@ class GivenParameters:
       read: returns `arrays` again.
       advice: the `try` line of the error for a model that does not match.
       stored: shapes and dtypes of the arrays, if `arrays` is None.
-      fates: what becomes of each array; those that are "new" need not be in `arrays`.
+      uses: what becomes of each array; those that are "new" need not be in `arrays`.
       known: returns the head and the vocabulary of their model, to adapt them to another one.
     """
     self.source, self.fingerprint, self.advice = source, dict(fingerprint), advice
-    self.fates, self.known = fates, known
-    self.new = frozenset(fate.path for fate in fates or () if fate.status == "new")
+    self.uses, self.known = uses, known
+    self.new = frozenset(use.path for use in uses or () if use.status == "new")
     self.stored = dict(stored or {})
     if arrays is not None:
       self.stored = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()}

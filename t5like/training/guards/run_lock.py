@@ -43,7 +43,7 @@ class RunLock:
       self._end_process(RunError.status)
 
   def _message(self) -> str:
-    return f"another run took over {self._model_dir}, as this one had no heartbeat"
+    return f"another run took over {self._model_dir}, because this one sent no heartbeat"
 
 
 @contextlib.contextmanager

@@ -96,8 +96,8 @@ def test_fewer_layers_of_a_hugging_face_folder_are_taken_and_the_card_says_so(t5
   assert ["left", "out", "decoder", "14", "arrays,"] == next(line[:5] for line in lines if line[:2] == ["left", "out"])
   assert "layers 1 of 2" in done.stdout
   card = json.loads((tmp_path / "run" / "run_card.json").read_text())
-  fates = {row["variable"]: row["status"] for row in card["starts_from"]["variables"]}
-  assert fates["decoder/layers_0/mlp/wo/kernel"] == "taken" and fates["decoder/layers_1/mlp/wo/kernel"] == "left out"
+  uses = {row["variable"]: row["status"] for row in card["starts_from"]["variables"]}
+  assert uses["decoder/layers_0/mlp/wo/kernel"] == "taken" and uses["decoder/layers_1/mlp/wo/kernel"] == "left out"
   found, expected = load_parameters(tmp_path / "run", 1), huggingface.load(hugging_face).params
   del expected["decoder"]["layers_1"]
   jax.tree.map(np.testing.assert_array_equal, found, expected)
