@@ -57,5 +57,7 @@ def true_on_all_processes(condition: bool) -> bool:
 
 
 def lowest_on_all_processes(value: float) -> float:
-  """Returns the lowest value of all processes, rounded to 32 bits."""
+  """Returns the lowest value of all processes; of several, rounded to 32 bits."""
+  if jax.process_count() == 1:
+    return value
   return float(np.min(multihost_utils.process_allgather(np.float32(value))))
