@@ -141,7 +141,7 @@ def test_albert_predicts_ngrams_with_odds_of_1_to_n():
   # 6/11, 3/11 and 2/11; the last of about 8 spans is cut, and a few touch.
   assert np.allclose(shares, [6 / 11, 3 / 11, 2 / 11], atol=0.04) and shares[0] > shares[1] > shares[2]
   assert np.all(NgramMaskedLM(max_predictions=5)(rows_of(9, 400), draws(9), SPECIAL).weights.sum(axis=1) == 5)
-  # Each token of an n-gram has its own use.
+  # Each token of an n-gram is masked, replaced or kept by a draw of its own.
   result = NgramMaskedLM()(rows_of(500, 400, others=False), draws(500), SPECIAL)
   both, masked = result.weights[:, 1:] & result.weights[:, :-1], result.inputs.tokens == MASK
   assert abs(np.mean(masked[:, 1:][both] & masked[:, :-1][both]) - 0.64) < 0.02
