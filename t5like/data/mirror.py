@@ -27,27 +27,32 @@ _STALE_SECONDS = 600.0  # after which a process that no longer copies has lost i
 
 def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:
   """Copies missing files of a cache to this machine and returns the local folder; `text` is the raw manifest."""
-  local = storage.mirror_folder(folder)
+  local, files = storage.mirror_folder(folder), _files(manifest)
+  if _is_copied(local, text) and not _missing(local, files, trust=True):
+    return local
   with hold(local.with_name(f"{local.name}.lock"), _STALE_SECONDS, wait=math.inf, heartbeat=_STALE_SECONDS / 10):
-    return _copy(folder, local, manifest, text, rebuild_command)
-
-
-def _copy(folder: RemotePath, local: Path, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:
-  files = _files(manifest)
-  # Files already checked against this manifest are compared by size only; damage is detected as they are read.
-  known = (local / MANIFEST).is_file() and (local / MANIFEST).read_bytes() == text
-  missing = {name: about for name, about in files.items() if not _is_intact(local / name, about, trust=known)}
-  size = sum(about["bytes"] for about in missing.values())
-  _check_disk_space(local, size)
-  if missing:
-    print(f"copying token cache {folder} to {local} ({len(missing)} files, {size / 1e9:.2f} GB)", flush=True)
-  with ThreadPoolExecutor(_TRANSFERS, "mirror") as pool:
-    for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name], rebuild_command), missing):
-      del name
-  if not known:
-    local.mkdir(parents=True, exist_ok=True)
-    storage.write_atomic(local / MANIFEST, text)
+    # Files already checked against this manifest are compared by size only; damage is detected as they are read.
+    is_known = _is_copied(local, text)
+    missing = _missing(local, files, trust=is_known)
+    size = sum(about["bytes"] for about in missing.values())
+    _check_disk_space(local, size)
+    if missing:
+      print(f"copying token cache {folder} to {local} ({len(missing)} files, {size / 1e9:.2f} GB)", flush=True)
+    with ThreadPoolExecutor(_TRANSFERS, "mirror") as pool:
+      for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name], rebuild_command), missing):
+        del name
+    if not is_known:
+      local.mkdir(parents=True, exist_ok=True)
+      storage.write_atomic(local / MANIFEST, text)
   return local
+
+
+def _is_copied(local: Path, manifest: bytes) -> bool:
+  return (local / MANIFEST).is_file() and (local / MANIFEST).read_bytes() == manifest
+
+
+def _missing(local: Path, files: Mapping[str, Mapping[str, Any]], trust: bool) -> dict[str, Mapping[str, Any]]:
+  return {name: about for name, about in files.items() if not _is_intact(local / name, about, trust)}
 
 
 def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_command: str) -> None:
