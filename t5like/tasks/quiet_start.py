@@ -1,13 +1,17 @@
 """Imports seqio, and with it TensorFlow, without TensorFlow's startup messages."""
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
 
+from absl import logging as absl_logging
+
 
 def load_seqio() -> None:
   """Imports seqio quietly; call it before anything else imports TensorFlow. Errors are still shown."""
+  absl_logging.get_absl_logger().addFilter(_says_something)
   if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX sets it to 1, perhaps in the parent process
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   if "seqio" in sys.modules:
@@ -26,3 +30,8 @@ def load_seqio() -> None:
     finally:
       os.dup2(stderr, 2)
       os.close(stderr)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+  """Returns False for seqio's note on each task of a mixture that it has no cache: ours are elsewhere."""
+  return not str(record.msg).startswith("Task '%s' not cached so using number of input examples")

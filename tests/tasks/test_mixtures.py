@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import logging
 import os
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import seqio
 import tensorflow as tf
+from absl import logging as absl_logging
 
 from t5like.errors import UserError
 from t5like.tasks import registry
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, shares, training_examples
+from t5like.tasks.quiet_start import load_seqio
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -190,3 +193,17 @@ def test_a_module_that_mixes_shipped_tasks_can_be_imported(tmp_path, module):
   env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
   done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
   assert done.stdout.strip() == "['conll2003', 'snli']", done.stderr
+
+
+def test_seqio_does_not_note_that_tasks_lack_its_cache(corpora):
+  load_seqio()
+  logger, shown = absl_logging.get_absl_logger(), []
+  handler = logging.Handler()
+  handler.emit = lambda record: shown.append(record.getMessage())
+  logger.addHandler(handler)
+  try:
+    assert seqio.mixing_rate_num_examples(registry.find_task("mixed_a")) == 100
+    absl_logging.warning("another warning")
+  finally:
+    logger.removeHandler(handler)
+  assert shown == ["another warning"]
