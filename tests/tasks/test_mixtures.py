@@ -197,13 +197,15 @@ def test_a_module_that_mixes_shipped_tasks_can_be_imported(tmp_path, module):
 
 def test_seqio_does_not_note_that_tasks_lack_its_cache(corpora):
   load_seqio()
-  logger, shown = absl_logging.get_absl_logger(), []
+  logger, shown, verbosity = absl_logging.get_absl_logger(), [], absl_logging.get_verbosity()
   handler = logging.Handler()
   handler.emit = lambda record: shown.append(record.getMessage())
   logger.addHandler(handler)
+  absl_logging.set_verbosity(absl_logging.WARNING)  # other tests may have changed it
   try:
     assert seqio.mixing_rate_num_examples(registry.find_task("mixed_a")) == 100
     absl_logging.warning("another warning")
   finally:
     logger.removeHandler(handler)
+    absl_logging.set_verbosity(verbosity)
   assert shown == ["another warning"]
