@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_within(seconds: float, status: int) -> None:
-  """Ends this process even if JAX waits for hosts that do not know of its error: they are in a step that needs it."""
+  """Ends this process: at its exit, JAX would wait for hosts that are in a step which needs this one."""
   timer = threading.Timer(seconds, os._exit, [status])
   timer.daemon = True
   timer.start()

@@ -69,8 +69,8 @@ class T5XConfiguration:
     values = [self.get(name, _MISSING) for name in names]
     return next((value for value in values if value is not _MISSING), default)
 
-  def drop_if_any(self, name: str, *values: Any) -> None:
-    """Marks a line as translated if its value is one of these, which change nothing."""
+  def ignore_if_any(self, name: str, *values: Any) -> None:
+    """Marks a line as translated if its value is one of these: it then changes nothing."""
     used = set(self.used)
     if self.get(name, values[0]) not in values:
       self.used = used

@@ -167,8 +167,8 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
     for field in ("module", "seed", "shuffle", "use_cached", "pack"):
       source.get(f"{name}/DatasetConfig.{field}")
     # One task and one set of lengths here; T5X's None are the lengths of the data.
-    source.drop_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
-  source.drop_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
+    source.ignore_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
+  source.ignore_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
   for name in ("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"):
     source.get(name)
 
@@ -285,7 +285,7 @@ def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -
   measured = source.get("train.train_eval_dataset_cfg", "default") is not None
   split = source.get("infer_eval/DatasetConfig.split") if decoded else None
   split = split or source.get("train_eval/DatasetConfig.split", "validation")
-  source.drop_if_any("train_eval/DatasetConfig.split", split)  # one split here
+  source.ignore_if_any("train_eval/DatasetConfig.split", split)  # one split here
   if not decoded and not measured:
     result.set("EVAL_SPLIT", "")
     return

@@ -22,7 +22,7 @@ from t5like.files.remote_path import RemotePath
 
 MANIFEST = "cache.json"
 _TRANSFERS = 8
-_STALE_SECONDS = 600.0  # after which a process that no longer copies has lost its turn
+_STALE_SECONDS = 600.0  # without a heartbeat, after which a process that copies counts as dead
 
 
 def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:

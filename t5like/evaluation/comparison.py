@@ -7,6 +7,7 @@ sides, and the difference of scores is computed for each resample.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import warnings
@@ -21,13 +22,12 @@ from t5like.errors import UserError
 from t5like.evaluation.scoring import (
   SCORE_FIELDS,
   about_path,
-  find_function,
+  find_metric,
   is_correct,
-  metric_name,
   metric_scores,
 )
 from t5like.files import storage
-from t5like.tasks.metrics.values import AUX_VALUES, PREDICTIONS, SCORES
+from t5like.tasks.metrics.values import PREDICTIONS, Answers, Metric, call_metric
 
 RESAMPLES = 10_000
 _RECOMPUTED_SHARE = 10  # metrics other than means over rows use 1/10 of the resamples: they are recomputed for each
@@ -54,14 +54,14 @@ class PairedAnswers:
     return [row["target"] for row in self.rows]
 
   def outputs(self, takes: str) -> list[Any] | None:
-    """Returns what a metric takes, by row; None if the file does not have it."""
+    """Returns predictions, or for a metric that takes log-likelihoods pairs with them; None if the file has none."""
     if takes == PREDICTIONS:
       return self.predictions
     field = SCORE_FIELDS[takes]
     if not all(field in row for row in self.rows):
       return None
     scores = [math.nan if row[field] is None else row[field] for row in self.rows]
-    return scores if takes == SCORES else list(zip(self.predictions, scores, strict=True))
+    return list(zip(self.predictions, scores, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,12 +216,13 @@ def compare(
   check_same_examples(a, b)
   found = []
   for entry in a.metrics:
-    metric, takes = find_function(entry, modules), entry.get("takes", PREDICTIONS)
-    outputs = [answers.outputs(takes) for answers in (a, b)]
+    metric = find_metric(entry, modules)
+    outputs = [answers.outputs(metric.takes) for answers in (a, b)]
     if None in outputs:
-      progress(f"the metric {metric_name(entry)} is left out: the answers were written without log-likelihoods")
+      progress(f"the metric {metric.name} is left out: the answers were written without log-likelihoods")
       continue
-    sides = [_Side(_taking(metric, takes), a.targets, given) for given in outputs]
+    function = metric.function if metric.takes == PREDICTIONS else functools.partial(_call_with_pairs, metric)
+    sides = [_Side(function, a.targets, given) for given in outputs]
     shared = [name for name in sides[0].scores if name in sides[1].scores]
     means = [name for name in shared if all(side.is_mean(name) for side in sides)]
     rest = [name for name in shared if name not in means]
@@ -236,13 +237,9 @@ def compare(
   return found
 
 
-def _taking(metric: Callable, takes: str) -> Callable:
-  """Returns a metric as a function of targets and outputs."""
-  if takes == SCORES:
-    return lambda targets, scores: metric(targets, np.asarray(scores))
-  if takes == AUX_VALUES:
-    return lambda targets, pairs: metric(targets, [p for p, _ in pairs], {"scores": np.array([s for _, s in pairs])})
-  return metric
+def _call_with_pairs(metric: Metric, targets: Sequence[Any], pairs: Sequence[tuple[Any, float]]) -> Mapping[str, Any]:
+  predictions, scores = map(list, zip(*pairs, strict=True))
+  return call_metric(metric, Answers(targets, predictions, scores, scores))
 
 
 def bootstrap_means(rows: np.ndarray, resamples: int, seed: int) -> np.ndarray:

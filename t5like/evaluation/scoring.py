@@ -209,10 +209,11 @@ def metric_scores(metrics: Sequence[Callable], targets: Sequence[Any], outputs: 
 
 
 def find_metrics(scoring: Mapping[str, Any], modules: Sequence[str]) -> list[Metric]:
-  return [
-    Metric(metric_name(entry), find_function(entry, modules), entry.get("takes", PREDICTIONS))
-    for entry in scoring["metrics"]
-  ]
+  return [find_metric(entry, modules) for entry in scoring["metrics"]]
+
+
+def find_metric(entry: Mapping[str, Any], modules: Sequence[str]) -> Metric:
+  return Metric(_name(entry), find_function(entry, modules), entry.get("takes", PREDICTIONS))
 
 
 def takes_predictions(scoring: Mapping[str, Any]) -> bool:
@@ -225,7 +226,7 @@ def takes_scores(scoring: Mapping[str, Any]) -> bool:
   return any(entry.get("takes") == SCORES for entry in scoring["metrics"])
 
 
-def metric_name(entry: Mapping[str, Any]) -> str:
+def _name(entry: Mapping[str, Any]) -> str:
   if registered := entry.get("registered"):
     return f"{registered['metric']} of task {registered['task']}"
   return str(entry.get("function")).rpartition(":")[2]
@@ -282,13 +283,13 @@ def _function_of_a_task(named: str, modules: Sequence[str]) -> Callable | None:
   for module in modules:
     with contextlib.suppress(ImportError):
       import_user_module(module)
-  if (seqio := sys.modules.get("seqio")) is None or not modules:
+  if not modules or (seqio := sys.modules.get("seqio")) is None:
     return None
+  from t5like.tasks.caching.cache_kind import unbound
+
   for name in seqio.TaskRegistry.names():
     task = seqio.TaskRegistry.get(name)
-    for function in filter(None, (task.postprocessor, *task.metric_fns)):
-      while isinstance(function, functools.partial):
-        function = function.func
+    for function in map(unbound, filter(None, (task.postprocessor, *task.metric_fns))):
       if f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}" == named:
         return function
   return None

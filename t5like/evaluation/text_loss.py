@@ -99,7 +99,7 @@ def _document_corpus(model: Model, name: str, split: str, texts: Sequence[str]) 
     raise UserError(f"{name} is empty")
   encoded = model.vocabulary.encode_batch(list(texts))
   if not any(map(len, encoded)):
-    raise UserError(f"{name} has no text but spaces: no tokens")
+    raise UserError(f"{name} has no tokens: it contains only spaces")
   size = sum(len(text.encode("utf-8", errors="replace")) for text in texts)
   identity = zlib.crc32(json.dumps(list(texts)).encode())
   return Corpus(name, split, [list(tokens) for tokens in encoded], size, data=f"{identity:08x}")

@@ -100,7 +100,7 @@ def matching(pattern: str) -> list[str]:
   if not is_remote(path):
     if path.is_dir():
       raise UserError(f"{pattern} is a folder", try_=f"its files: '{pattern.rstrip('/')}/*'")
-    if path.is_file():  # brackets of its name are no pattern
+    if path.is_file():  # brackets in its name are not a pattern
       return [str(path)]
     return [found for found in glob.glob(str(path), recursive=True) if not os.path.isdir(found)]
   check_reachable(path, "the files")
@@ -326,7 +326,7 @@ def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
 
 def download_tree(remote: RemotePath, local: Path) -> Path:
   """Downloads all objects below `remote`."""
-  _download(remote, local, _names_inside(remote))
+  _download(remote, local, _objects_inside(remote))
   return local
 
 
@@ -339,14 +339,14 @@ def local_tree(path: Path | RemotePath) -> Path:
     return path
   if path.is_file():
     return local_copy(path)
-  local, files = mirror_folder(path), _names_inside(path)
+  local, files = mirror_folder(path), _objects_inside(path)
   record = local.with_name(f"{local.name}.copied.json")
   known = read_json(record) if record.is_file() else {}
   found = {name: [info["size"], store_checksum(info)] for name, info in files.items()}
   changed = [
     name for name, about in found.items() if not about[1] or known.get(name) != about or not (local / name).is_file()
   ]
-  record.unlink(missing_ok=True)  # until all are here, what it says of some is no longer true
+  record.unlink(missing_ok=True)  # not valid while files are being replaced
   for name in known.keys() - found.keys():
     (local / name).unlink(missing_ok=True)
   _download(path, local, changed)
@@ -359,7 +359,7 @@ def store_checksum(info: Mapping[str, Any]) -> str | None:
   return next((f"{name}:{info[name]}" for name in _STORE_SUMS if info.get(name)), None)
 
 
-def _names_inside(remote: RemotePath) -> dict[str, dict[str, Any]]:
+def _objects_inside(remote: RemotePath) -> dict[str, dict[str, Any]]:
   files = remote.files()
   if outside := [name for name in files if ".." in PurePosixPath(name).parts or name.startswith("/")]:
     raise UserError(f"an object's name points outside its folder: {remote}", object=outside[0])

@@ -80,10 +80,7 @@ def _forbidden(hf: Mapping[str, Any], ends: Sequence[int]) -> dict[str, Any]:
 
 
 def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: bool) -> None:
-  """Writes generation_config.json for the model in `folder`; its ids are those of config.json.
-
-  Raises UserError for settings that Hugging Face does not have.
-  """
+  """Writes generation_config.json for the model in `folder`; its ids are those of config.json. See `check_decoding`."""
   config = read_json(folder / "config.json")
   hf: dict[str, Any] = {name: config[name] for name in _IDS if config.get(name) is not None}
   for bound in ("max", "min"):

@@ -11,7 +11,7 @@ from absl import logging as absl_logging
 
 def load_seqio() -> None:
   """Imports seqio quietly; call it before anything else imports TensorFlow. Errors are still shown."""
-  absl_logging.get_absl_logger().addFilter(_says_something)
+  absl_logging.get_absl_logger().addFilter(_is_shown)
   if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX sets it to 1, perhaps in the parent process
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   if "seqio" in sys.modules:
@@ -32,6 +32,6 @@ def load_seqio() -> None:
       os.close(stderr)
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-  """Returns False for seqio's note on each task of a mixture that it has no cache: ours are elsewhere."""
+def _is_shown(record: logging.LogRecord) -> bool:
+  """Returns False for seqio's note that a task of a mixture is not in its own cache, which token caches replace."""
   return not str(record.msg).startswith("Task '%s' not cached so using number of input examples")

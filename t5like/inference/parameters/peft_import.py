@@ -69,14 +69,14 @@ def import_peft(folder: PeftFolder, model: nn.Module, base: Mapping[str, np.ndar
   _drop_copies(rest, model, base or {})
   saved = _saved_modules(rest, model)
   if rest:
-    of_tables = any("lora_embedding" in name for name in rest)
-    raise UserError(
-      f"{len(rest)} tensors of the peft folder do not belong to this model"
-      if not of_tables
-      else "LoRA of an embedding, or of an output that shares its matrix, cannot be imported",
-      tensors="\n".join(sorted(rest)[:8]),
-      try_="peft's merge_and_unload(), then save_pretrained: a plain model" if of_tables else "",
-    )
+    tensors = "\n".join(sorted(rest)[:8])
+    if any("lora_embedding" in name for name in rest):
+      raise UserError(
+        "LoRA of an embedding, or of an output that shares its matrix, cannot be imported",
+        tensors=tensors,
+        try_="peft's merge_and_unload(), then save_pretrained: a plain model",
+      )
+    raise UserError(f"{len(rest)} tensors of the peft folder do not belong to this model", tensors=tensors)
   _check_shapes(arrays, method.tune(model))
   also = _all_or_each([path for path in saved if not path.startswith("head/")], model)
   return Trained(dataclasses.replace(method, also=also), arrays | saved)
@@ -211,7 +211,7 @@ def _ia3(
 
 def _scales_inputs(vector: np.ndarray, feedforward: str | list[str] | None, module: str) -> bool:
   """Returns whether a vector of (IA)3 scales the inputs of a module: peft gives it the shape [1, n], others [n, 1]."""
-  if max(vector.shape) > 1 < vector.ndim:
+  if vector.ndim == 2 and vector.size > 1:
     return vector.shape[0] == 1
   return matches(feedforward, module)
 

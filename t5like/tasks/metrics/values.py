@@ -56,7 +56,7 @@ def compute(metrics: Sequence[Metric], answers: Answers) -> Values:
   values = Values()
   for metric in metrics:
     try:
-      for name, value in _flat(_called(metric, answers)):
+      for name, value in _flat(call_metric(metric, answers)):
         if name in values.numbers or name in values.others:
           raise ValueError(f"another metric of the task returns {name!r}, too")
         number = as_number(value)
@@ -69,7 +69,7 @@ def compute(metrics: Sequence[Metric], answers: Answers) -> Values:
   return values
 
 
-def _called(metric: Metric, answers: Answers) -> Mapping[str, Any]:
+def call_metric(metric: Metric, answers: Answers) -> Mapping[str, Any]:
   if metric.takes == SCORES:
     result = metric.function(answers.targets, np.asarray(answers.target_scores))
   elif metric.takes == AUX_VALUES:
