@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.kernels.platform import compiler_options
 from t5like.parallel.process_zero import lowest_on_all_processes
 
 _SHARE = 0.9  # of free memory; the rest is a reserve for untracked allocations
@@ -49,7 +50,7 @@ class MemoryCheckedFunction:
     key = (_shapes(arguments), tuple(sorted(static.items())))
     if key not in self._compiled:
       with nn.logical_axis_rules(self._rules), parallel.sharding_context(self._mesh):
-        self._compiled[key] = self._jitted.lower(*arguments, **static).compile()
+        self._compiled[key] = self._jitted.lower(*arguments, **static).compile(compiler_options())
     if key not in self._fitting:
       needed, free = _needed(self._compiled[key]), free_bytes(self._mesh)
       share = lowest_on_all_processes(math.inf if free is None else free / max(needed, 1))

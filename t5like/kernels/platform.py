@@ -55,3 +55,12 @@ def is_single_gpu() -> bool:
 def has_pallas_triton() -> bool:
   """Whether this version of JAX has Pallas's Triton back end, which is announced for removal."""
   return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+
+
+def compiler_options() -> dict[str, bool]:
+  """Returns the XLA options of a function that runs a model."""
+  if target_platform() != "gpu":
+    return {}
+  # Products by cuBLAS. XLA's own kernels for them take seconds of tuning, and are slower: of beam search's, by a fifth;
+  # and a gelu would be fused into the product that reads it, in a kernel half as fast.
+  return {"xla_gpu_enable_triton_gemm": False}

@@ -1,11 +1,12 @@
-"""Matrix products of low-precision operands with a result in higher precision."""
+"""Matrix products: of low-precision operands with a result in higher precision, and added to a residual connection."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.platform import target_platform
+from t5like.kernels.activations import add_bias
+from t5like.kernels.platform import is_single_gpu, target_platform
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
@@ -31,3 +32,17 @@ def _backward(equation, dtype, residuals, gradient):
 
 
 product.defvjp(_forward, _backward)
+
+
+def residual_product(
+  residual: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:  # fmt: skip
+  """Returns residual [..., out] + x [..., in] kernel [in, out] + bias [out]: with one GPU kernel for few rows."""
+  rows = x.reshape(-1, x.shape[-1])
+  if is_single_gpu():
+    from t5like.kernels.gpu import residual_product as gpu
+
+    if gpu.unsupported_reason(rows, kernel) is None:
+      return gpu.residual_product(residual.reshape(len(rows), -1), rows, kernel, bias).reshape(residual.shape)
+  y = x @ kernel
+  return residual + (y if bias is None else add_bias(y, bias))

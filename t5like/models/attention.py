@@ -142,10 +142,15 @@ class Attention(nn.Module):
     prefixes = tuple(build(self.config) for build in extensions(self, "prefix"))
     return prefixes[0] if prefixes else None
 
-  def __call__(self, x: jax.Array, context: Context, cache: dict | None) -> tuple[jax.Array, KeysValues | None]:
-    """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
+  def __call__(
+    self, x: jax.Array, context: Context, cache: dict | None, residual: jax.Array | None = None
+  ) -> tuple[jax.Array, KeysValues | None]:
+    """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned.
+
+    residual: is added to the result of a decoding step.
+    """
     if context.step is not None:
-      return self._step(x, context, cache)
+      return self._step(x, context, cache, residual)
     mask = dataclasses.replace(context.mask, window=self.config.attention_window)
     layers = self.query, self.key, self.value
     changed = self.config.positions == "rotary" or self.config.qk_norm
@@ -157,12 +162,14 @@ class Attention(nn.Module):
     query, new["key"] = self._rotate(query, new["key"], context.positions)
     return self._attend(query, new, context, mask, context.bias)
 
-  def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
+  def cross(
+    self, x: jax.Array, context: Context, cache: jax.Array | None, residual: jax.Array | None = None
+  ) -> tuple[jax.Array, KeysValues | None]:
     """Attends to `context.encoded`, or to its keys and values in the cache."""
     if cache is not None:
       shared = SharedKV(cache, context.step.encoder_valid)
       y = attend(self._split_heads(self.query(x))[:, 0], shared, **self._cached_options(context))
-      return self.out(y.reshape(y.shape[0], 1, -1)), cache
+      return self.out(y.reshape(y.shape[0], 1, -1), residual), cache
     encoded, mask, query = context.encoded, context.encoded_mask, self._split_heads(self.query(x))
     layers = self.key, self.value
     if self._joins(layers, x, encoded, context, mask):
@@ -191,7 +198,9 @@ class Attention(nn.Module):
     y = y if bias is None else add_bias(y, bias)
     return self._split_heads(y.reshape(*x.shape[:-1], len(layers), -1))
 
-  def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
+  def _step(
+    self, x: jax.Array, context: Context, cache: dict, residual: jax.Array | None
+  ) -> tuple[jax.Array, jax.Array]:
     """Writes the key and value of one token per row to the cache, and attends to it."""
     step, generated = context.step, cache["generated"]  # [rows, 2, kv_heads, length, kv]
     new, window = self._project_qkv(x, step), self.config.attention_window
@@ -212,7 +221,7 @@ class Attention(nn.Module):
     scores = self._step_scores(new, step)
     scores = None if scores is None else StepScores(scores, step.index)
     y, generated = attend_and_write(new, generated, shared, bias, synthesized=scores, **self._cached_options(context))
-    return self.out(y.reshape(y.shape[0], 1, -1)), generated
+    return self.out(y.reshape(y.shape[0], 1, -1), residual), generated
 
   def _project_qkv(self, x: jax.Array, step: DecodingStep) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Projects x [rows, 1, embed] to query, key and value, with few products if weights are fused.

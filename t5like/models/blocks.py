@@ -86,13 +86,15 @@ class Block(nn.Module):
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
     h, x = self._read("attention", x, context)
-    y, keys_values["self" if context.step is None else "generated"] = self.attention(h, context, cache)
-    x = self._add_residual("attention", x, y, h, context)
+    added = self._added("attention", x, context)
+    y, keys_values["self" if context.step is None else "generated"] = self.attention(h, context, cache, **added)
+    x = constrain_activations(y) if added else self._add_residual("attention", x, y, h, context)
     # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
       h, x = self._read("cross_attention", x, context)
-      y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
-      x = self._add_residual("cross_attention", x, y, h, context)
+      added = self._added("cross_attention", x, context)
+      y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"], **added)
+      x = constrain_activations(y) if added else self._add_residual("cross_attention", x, y, h, context)
     h, x = self._read("mlp", x, context)
     if self.config.num_experts:
       y, routing = self.mlp(h, _valid(context.mask), context.deterministic)
@@ -114,6 +116,12 @@ class Block(nn.Module):
     overwritten = context.deterministic or not self.config.dropout_rate
     h, x = norm(x, with_input=True, overwritten=overwritten) if is_pre else (x, x)
     return (h if self.config.residual == "plain" else getattr(self, f"{name}_residual").read(h)), x
+
+  def _added(self, name: str, x: jax.Array, context: Context) -> dict[str, jax.Array]:
+    """Returns what the last product of an attention adds itself: in a decoding step x, if nothing is between."""
+    config, adapter = self.config, getattr(self, f"{name}_adapter", None)
+    direct = config.norm_position == "pre" and config.residual == "plain" and adapter is None
+    return {"residual": x} if direct and context.step is not None else {}
 
   def _add_residual(self, name: str, x: jax.Array, y: jax.Array, h: jax.Array, context: Context) -> jax.Array:
     """Adds the result y of the sublayer `name`, whose input is h, to the residual stream x."""

@@ -12,6 +12,7 @@ from t5like.kernels.attention import dividing_axes
 from t5like.kernels.dropout import DrawnDropout
 from t5like.kernels.norms import norm
 from t5like.kernels.platform import target_platform
+from t5like.kernels.products import residual_product
 from t5like.models.config import TransformerConfig
 from t5like.models.tuning import extended, extensions
 
@@ -68,15 +69,25 @@ class Dense(nn.Dense):
   """A dense layer that finetuning may extend: see tuning.py."""
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return extended(self, self._product, x)
+  def __call__(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
+    """Returns the product of x [..., in], plus `residual` [..., features] in a decoding step."""
+    if residual is None:
+      return extended(self, self._product, x)
+    if extensions(self):
+      return residual + extended(self, self._product, x)
+    kernel, bias = self._parameters(x.shape[-1])
+    return residual_product(residual, x.astype(self.dtype), kernel.astype(self.dtype), bias)
 
   def _product(self, x: jax.Array) -> jax.Array:
-    kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype)
+    kernel, bias = self._parameters(x.shape[-1])
     y = x.astype(self.dtype) @ kernel.astype(self.dtype)
-    if not self.use_bias:
-      return y
-    return add_bias(y, parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype))
+    return y if bias is None else add_bias(y, bias)
+
+  def _parameters(self, depth: int) -> tuple[jax.Array, jax.Array | None]:
+    kernel = parameter(self, "kernel", self.kernel_init, (depth, self.features), self.param_dtype)
+    return kernel, (
+      parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+    )
 
 
 def dense(

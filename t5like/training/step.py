@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from t5like import parallel
 from t5like.kernels.hashing import HASHED
-from t5like.kernels.platform import deterministic_kernels, target_platform
+from t5like.kernels.platform import compiler_options, deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
 from t5like.training.microbatches import (
   check_microbatches,
@@ -241,13 +241,9 @@ def _compiler_options(deterministic: bool) -> dict[str, bool | int]:
   """Returns the XLA options of a train step."""
   if target_platform() != "gpu":
     return {}
-  return {
-    # XLA would fuse a gelu into the matrix product that reads it: a kernel half as fast as cuBLAS.
-    "xla_gpu_enable_triton_gemm": False,
-    # It would also merge products of the same rows: slicing the result costs more than it saves.
-    "xla_gpu_dot_merger_threshold_mb": 0,
-    "xla_gpu_deterministic_ops": deterministic,
-  }
+  # XLA would merge products of the same rows: slicing the result costs more than it saves.
+  options = {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_deterministic_ops": deterministic}
+  return options | compiler_options()
 
 
 def compile_eval_step(
@@ -265,7 +261,7 @@ def compile_eval_step(
     out_shardings=parallel.replicated(mesh),
   )
   with parallel.sharding_context(mesh):
-    return jitted.lower(spec.shapes.params, _shapes(batch)).compile()
+    return jitted.lower(spec.shapes.params, _shapes(batch)).compile(compiler_options())
 
 
 def _rows(batch: Mapping[str, Any]) -> int:

@@ -62,11 +62,11 @@ class SynthesizerAttention(Attention):
     return self.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.dtype(self.config.param_dtype))
 
   def __call__(
-    self, x: jax.Array, context: Context, cache: dict | None
+    self, x: jax.Array, context: Context, cache: dict | None, residual: jax.Array | None = None
   ) -> tuple[jax.Array, KeysValues | jax.Array | None]:
     """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
     if context.step is not None:
-      return self._step(x, context, cache)
+      return self._step(x, context, cache, residual)
     check_length(self.config, x.shape[1])
     value = self._split_heads(self.value(x))
     query = self._split_heads(self.query(x)) if has_query(self.config) else value  # only its shape is read
