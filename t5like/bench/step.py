@@ -99,10 +99,12 @@ class OurStep:
     profiled: bool = False,
     deterministic: bool = True,
     trainable: Trainable | None = None,
+    microbatches: int = 1,
   ):
     """profiled: run the last steps under JAX's profiler. trainable: what trains; None: everything."""
     self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
     self._deterministic, self._trainable = deterministic, trainable
+    self._microbatches = microbatches
 
   def start(self) -> dict[str, Any]:
     import jax
@@ -120,10 +122,11 @@ class OurStep:
     parallel.check_batch(len(next(iter(batch.values()))), mesh, "--batch_size")
     plan = plan_tuned(model, self._trainable or Everything(), optimizer, batch, mesh)
     model, optimizer, spec = plan.model, plan.optimizer, plan.spec
+    settings = LossSettings(microbatches=self._microbatches)
     started = time.perf_counter()
     try:
       with frozen_layers(plan.frozen_layers):
-        self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, self._deterministic)
+        self._step = compile_train_step(model, optimizer, settings, spec, batch, mesh, self._deterministic)
       seconds = time.perf_counter() - started
       self._state = create_state(model, optimizer, batch, 0, spec, plan.stored)
     except jax.errors.JaxRuntimeError as error:

@@ -61,6 +61,7 @@ class Workload:
   lengths: dict[str, int]
   dtype: str
   deterministic: bool
+  microbatches: int
   trainable: Trainable  # what trains: TRAINABLE of the gin files
 
 
@@ -72,17 +73,24 @@ def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line
   work = read_workload(settings)
   batch = make_batch(work.model, work.rows, work.lengths, settings.packed)
   ours = OurStep(
-    work.model, optimizer(settings.optimizer), batch, settings.profiled, work.deterministic, work.trainable
+    work.model,
+    optimizer(settings.optimizer),
+    batch,
+    settings.profiled,
+    work.deterministic,
+    work.trainable,
+    work.microbatches,
   )
   subjects = [*(_peers(settings.peer_python, work) if settings.peer else ()), ours]
   # In turns on a CPU. Elsewhere one after the other, ours last: jax keeps the memory that it has allocated.
   groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
   results = [result for group in groups for result in measure_in_turns(group, settings.steps, settings.seconds, say)]
   ceiling = matrix_ceiling(work.dtype)
+  share = next((result["flops_share"] for result in results if "flops_share" in result), 1.0)
   for result in results:
     if "step_seconds" in result:
       result["dropout"] = work.model.config.dropout_rate
-      result |= rates(work.model, work.rows, work.lengths, result["step_seconds"], ceiling)
+      result |= rates(work.model, work.rows, work.lengths, result["step_seconds"], ceiling, share)
   return results
 
 
@@ -150,7 +158,9 @@ def read_workload(settings: TrainBench) -> Workload:
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"invalid --{name}: {value}", expected="at least 1")
-  return Workload(model, rows, lengths, dtype, experiment.deterministic, experiment.trainable)
+  if settings.seconds <= 0:
+    raise UserError(f"invalid --seconds: {settings.seconds:g}", expected="above 0")
+  return Workload(model, rows, lengths, dtype, experiment.deterministic, experiment.microbatches, experiment.trainable)
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -199,10 +209,13 @@ def optimizer(name: str) -> Optimizer:
   return getattr(optimizers, name)(1e-3)
 
 
-def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: float, ceiling: float) -> dict[str, float]:
+def rates(
+  model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: float, ceiling: float, share: float = 1.0
+) -> dict[str, float]:
+  """Returns the speed of a step whose FLOPs are a share of those of a step that trains everything."""
   from t5like import planning
 
-  flops = planning.train_step_flops(model.config, rows, **stack_lengths(model.batch_layout, lengths))
+  flops = share * planning.train_step_flops(model.config, rows, **stack_lengths(model.batch_layout, lengths))
   return {
     "tokens_per_second": rows * sum(lengths.values()) / seconds,
     "model_flops_per_second": flops / seconds,

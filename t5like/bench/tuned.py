@@ -12,6 +12,7 @@ import jax
 from t5like.finetuning import Trainable, plan_training
 from t5like.inference.parameters import store_frozen
 from t5like.runs.saved_parameters import with_stored_dtypes
+from t5like.runs.trained_flops import flops_shares
 from t5like.training.optimizers import Optimizer
 from t5like.training.state import StateSpec, TrainState, state_spec, with_optimizer
 
@@ -26,6 +27,7 @@ class TunedPlan:
   frozen_layers: Mapping[str, int]
   trains: str
   tunes: bool
+  flops_share: float  # of a step that trains everything
 
   def stored(self, state: TrainState) -> TrainState:
     """Returns a state with the dtypes of the spec: frozen weights in that of computations."""
@@ -42,6 +44,7 @@ class TunedPlan:
     return {
       "trains": f"{self.trains}: {sum(x.size for x in trained):,} parameters",
       "base_bytes": size(frozen) - size(trained),
+      "flops_share": self.flops_share,
     }
 
 
@@ -51,8 +54,9 @@ def plan_tuned(
   """Returns the first episode of what trains."""
   model = trainable.tune(model)
   spec = state_spec(model, optimizer, batch, mesh)
-  episode = plan_training(trainable, None, optimizer, spec.shapes.params, 1).episodes[0]
+  plan = plan_training(trainable, None, optimizer, spec.shapes.params, 1)
+  episode, share = plan.episodes[0], flops_shares(model, plan, spec.shapes.params, batch)[0]
   if trainable.tunes:
     spec = with_stored_dtypes(spec, episode.optimizer.selection, model.config.dtype)
   spec = with_optimizer(spec, episode.optimizer, mesh)
-  return TunedPlan(model, episode.optimizer, spec, episode.frozen_layers, episode.title, trainable.tunes)
+  return TunedPlan(model, episode.optimizer, spec, episode.frozen_layers, episode.title, trainable.tunes, share)

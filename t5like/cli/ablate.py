@@ -31,6 +31,13 @@ from t5like.cli.train import join_hosts
 from t5like.errors import UserError
 from t5like.files import storage
 
+# Options of a sweep that a report does not have.
+_SWEEP_ONLY = (
+  "table", "rows", "recipe", "scale", "seeds", "tasks", "corpus", "validation_corpus", "workers", "together", "list",
+  "prepare_only", "gin_overrides",
+)  # fmt: skip
+_NAMES = {"report_from": "--from", "gin_overrides": "--gin.NAME=VALUE"}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
@@ -73,8 +80,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  given = [name for name, value in vars(args).items() if _is_given(name, value)]
   if args.report:
+    _check_mode(given, _SWEEP_ONLY, "a sweep, not of its --report")
     return ablate_report.run(args)
+  _check_mode(given, ablate_report.ONLY, "--report")
   if not args.sweep_dir:
     raise UserError("--sweep_dir is required", try_="--sweep_dir=~/sweep")
   sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
@@ -96,6 +106,16 @@ def run(args: argparse.Namespace) -> int:
     print(f"all token caches are built: {planner.cache_dir}")
     return 0
   return run_sweep(planner, end_process=os._exit, together=args.together)
+
+
+def _is_given(name: str, value: object) -> bool:
+  return value not in (None, [], False) and (name, value) not in (("workers", 1), ("together", 1))
+
+
+def _check_mode(given: Sequence[str], others: Sequence[str], mode: str) -> None:
+  """Raises UserError for options that the command would ignore."""
+  if ignored := [_NAMES.get(name, f"--{name}") for name in given if name in others]:
+    raise UserError(f"{', '.join(ignored)}: of {mode}", try_="t5like ablate --help")
 
 
 def _table(text: str) -> int | str:

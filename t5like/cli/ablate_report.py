@@ -16,6 +16,8 @@ from t5like.cli.options import task_modules
 from t5like.errors import UserError
 from t5like.files import storage
 
+ONLY = ("report_from", "output", "export", "device_watts", "pue", "co2e")  # options that a sweep does not have
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
   """Adds the options of a report; --sweep_dir is shared with the sweep."""

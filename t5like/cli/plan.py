@@ -49,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
   if args.batch_sizes and not args.search:
     raise UserError("--batch_sizes is an option of --search", try_="--search, or --gin.BATCH_SIZE=N")
+  ignored = [f"--{name}" for name in ("price", "pue", "co2e") if getattr(args, name) is not None]
+  if args.search and ignored:
+    raise UserError(f"{', '.join(ignored)}: --search compares times, not costs", try_="the plan of one configuration")
   pue, co2e = (default if given is None else given for given, default in ((args.pue, PUE), (args.co2e, CO2E)))
   settings = PlanSettings(args.price, pue, co2e)
   topology = planning.parse_topology(args.topology)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from t5like.models.shapes import weight_count
 from t5like.training.optimizers.rules import STACKED, numbered_paths, path_text
 from t5like.training.optimizers.selection import Selection
 
@@ -131,7 +132,7 @@ def read_variables(shapes: Any) -> Variables:
     name = path_text(path)
     stacked = STACKED in name.split("/")
     for number, each in enumerate(numbered[name]):
-      size = leaf.size // leaf.shape[0] if stacked else leaf.size
+      size = weight_count(name, leaf) // (leaf.shape[0] if stacked else 1)
       found.append(Variable(name, each, number if stacked else None, *_place(each), size))
   return Variables(found, _depths(found))
 

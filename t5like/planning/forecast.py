@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 
 from t5like import parallel
+from t5like.models.shapes import weight_count
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
 from t5like.planning.flops import step_flops_by_part
@@ -182,7 +183,7 @@ def parameters_by_part(params: Any) -> dict[str, int]:
   for path, leaf in jax.tree.leaves_with_path(params):
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
     part = _part(names)
-    parts[part] = parts.get(part, 0) + leaf.size
+    parts[part] = parts.get(part, 0) + weight_count("/".join(names), leaf)
   return parts
 
 

@@ -14,6 +14,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.models.shapes import weight_count
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
@@ -105,4 +106,4 @@ def create_state(
 
 
 def parameter_count(params: Any) -> int:
-  return sum(leaf.size for leaf in jax.tree.leaves(params))
+  return sum(weight_count(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params))

@@ -15,7 +15,7 @@ from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, r
 from t5like.ablations.report.data import ReportData, read_export, read_exports, read_sweep, write_export
 from t5like.ablations.report.examples import TEXT, examples
 from t5like.ablations.report.summary import summarize
-from t5like.ablations.report.text import cost_line, csv_text, markdown, readme_table
+from t5like.ablations.report.text import cost_line, csv_text, markdown, readme_table, to_decide_text
 from t5like.ablations.sweep.results import Cost, write_result
 from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION, TABLES
 from t5like.errors import UserError
@@ -235,6 +235,96 @@ def test_parts_of_a_sweep_are_joined(tmp_path):
   with pytest.raises(UserError, match="not parts of one sweep") as caught:
     read_exports(files)
   assert "PRETRAIN_STEPS" in str(caught.value)
+
+
+def test_only_one_part_may_have_a_recipe_of_the_user(tmp_path):
+  data = by_hand(own={}, recipe_digests={})
+  mine = {"own": {"own/mine": "mine.gin"}, "recipe_digests": {"own/mine": "d1"}}
+  parts = [
+    data,
+    dataclasses.replace(
+      data, sweep={**data.sweep, **mine}, results=[synthetic_result("own/mine", 0, scores={"glue": 1.0})]
+    ),
+    dataclasses.replace(
+      data,
+      sweep={**data.sweep, **mine, "recipe_digests": {"own/mine": "d2"}},
+      results=[synthetic_result("own/mine", 1, scores={"glue": 1.0})],
+    ),
+  ]
+  files = [tmp_path / f"{name}.json" for name in "abc"]
+  for file, part in zip(files, parts, strict=True):
+    write_export(file, part)
+  joined = read_exports(files[:2])
+  assert joined.sweep["own"] == {"own/mine": "mine.gin"} and joined.sweep["recipe_digests"] == {"own/mine": "d1"}
+  assert {r.recipe for r in joined.results} == {*GLUE, "own/mine"}
+  with pytest.raises(UserError, match="not parts of one sweep") as caught:
+    read_exports(files)
+  assert "own/mine" in str(caught.value)
+
+
+def test_seeds_that_cannot_decide_are_not_asked_for():
+  """0.8 deviations are noise with two seeds; with forty they are not, but stay below two deviations of a run."""
+
+  def to_decide(seeds):
+    scores = {
+      recipe: [level - 1.0, level + 1.0] * (seeds // 2) for recipe, level in zip(GLUE, (10.0,) * 5, strict=True)
+    }
+    scores[ED + "span_corruption"] = [score + 0.8 for score in scores[BASELINE_RECIPE]]
+    scores[BASELINE_RECIPE] = [*scores[BASELINE_RECIPE][::-1]]  # of other seeds: not what all runs have in common
+    checked = check_conclusions(compare(by_hand(scores)))
+    return next(to_decide_text(c) for c in checked if c.conclusion.text == "Spans of length 3 beat i.i.d. corruption")
+
+  assert "seeds tell the difference" in to_decide(2)
+  assert "is not chance, but below 2 standard deviations of a run" in to_decide(40)
+
+
+def test_a_metric_that_is_not_a_number_leaves_its_task_out(tmp_path):
+  folder = write_sweep(tmp_path, tables=(7,))
+  result = synthetic_result(ED + "span_corruption_2", 0)
+  tasks = {**result.tasks, "glue_rte": {"accuracy": float("nan"), "best_step": 1}}
+  write_result(folder, dataclasses.replace(result, tasks=tasks, losses={"squad": float("inf")}))
+  data = read_sweep(folder)
+  compare(data)
+  name = "encoder_decoder.span_corruption_2-seed0"
+  assert data.left_out[0] == f"{name}: a metric of glue_rte is not a number"
+  assert data.left_out[1].startswith(f"{name}: its glue score is over glue_cola, glue_sst2, that of most runs over")
+  kept = next(r for r in data.results if r.recipe == result.recipe and r.seed == 0)
+  assert "glue_rte" not in kept.tasks and kept.losses == {} and "squad" in kept.tasks
+  write_export(tmp_path / "x.json", data)
+  assert csv_text(compare(read_export(tmp_path / "x.json"))) == csv_text(compare(data))
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"seed": "0"}, {"seed": True}, {"version": None}, {"recipe": None}, {"validation_loss": "a"}, {"commands": None},
+    {"commands": [1]}, {"example": ["objective", "inputs", "targets"]}, {"example": dict.fromkeys(("objective",
+    "inputs", "targets"), 1)}, {"cost": {"total": {"device": None, "devices": 1, "device_seconds": 1.0,
+    "model_flops": 1.0, "tokens": 1}}}, {"scores": []},
+  ],
+)  # fmt: skip
+def test_a_result_of_wrong_types_is_rejected(tmp_path, changes):
+  folder = write_sweep(tmp_path, tables=(7,))
+  file = next((folder / "results").glob("*.json"))
+  file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+  with pytest.raises(UserError, match="not a result file of a sweep") as caught:
+    read_sweep(folder)
+  assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("field, value", [("seeds", None), ("recipes", None), ("tables", [[1]]), ("tables", [None])])
+def test_a_sweep_of_wrong_types_is_rejected(tmp_path, field, value):
+  folder = write_sweep(tmp_path, tables=(7,))
+  (folder / "sweep.json").write_text(json.dumps({**json.loads((folder / "sweep.json").read_text()), field: value}))
+  with pytest.raises(UserError, match=f"invalid '{field}' of the sweep"):
+    read_sweep(folder)
+
+
+def test_a_folder_among_the_results_is_an_error(tmp_path):
+  folder = write_sweep(tmp_path, tables=(7,))
+  (folder / "results" / "x.json").mkdir()
+  with pytest.raises(UserError, match="cannot read a file of the sweep"):
+    read_sweep(folder)
 
 
 def test_duplicate_runs_are_rejected(tmp_path):

@@ -98,3 +98,16 @@ def test_a_peer_is_the_models_own_class():
   assert (fields["model_type"], fields["dropout"]) == ("bart", 0.25)
   with pytest.raises(UserError, match="T5"):
     peer_fields(T5(llama))
+
+
+def test_microbatches_take_less_memory_and_lora_fewer_flops(t5like):
+  """Without dropout, LoRA's step has no products for the gradients of frozen kernels."""
+  sizes = ["--batch_size=4", "--inputs=256", "--targets=64"]
+
+  def measured(*options):
+    return json.loads(t5like("bench", "train", "--model=t5/tiny", *SMALL, *sizes, *options).stdout.splitlines()[-1])
+
+  plain, parts, lora = measured(), measured("--gin.MICROBATCHES=2"), measured("--gin_file=finetune/methods/lora.gin")
+  assert parts["memory_bytes"] < 0.8 * plain["memory_bytes"]
+  flops = [result["model_flops_per_second"] * result["step_seconds"] for result in (plain, lora)]
+  assert flops[1] == pytest.approx(flops[0] * lora["flops_share"]) and 0.5 < lora["flops_share"] < 1

@@ -129,6 +129,7 @@ def test_phases_add_up(t5like):
     (["--topology=2xv5e-16", "--gin.MESH.slices=4"], "--gin.MESH.slices=2"),
     (["--topology=h100", "--search", "--batch_sizes=a"], "invalid --batch_sizes: a"),
     (["--topology=h100", "--batch_sizes=128"], "--batch_sizes is an option of --search"),
+    (["--topology=h100", "--search", "--price=1", "--pue=2"], "--price, --pue: --search compares times"),
     (["--topology=v5e-256", "--search", "--batch_sizes=100,50"], "--batch_sizes=128"),
     (["--topology=h100", "--price=-2"], "invalid --price: -2.0"),
     (["--topology=h100", "--price=nan"], "invalid --price: nan"),

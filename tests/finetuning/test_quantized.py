@@ -15,6 +15,8 @@ from t5like.finetuning.methods import QLoRA
 from t5like.finetuning.methods.quantized import LEVELS, dequantize, quantize
 from t5like.models import GPT, TransformerConfig
 from t5like.models.tuning import merge
+from t5like.planning.forecast import parameters_by_part
+from t5like.training.state import parameter_count
 
 SIZES = dict(vocab_size=32, embed_dim=8, num_heads=2, head_dim=4, mlp_dim=16)
 MODEL = GPT(TransformerConfig(**SIZES, num_decoder_layers=2, scan_layers=True, gated_mlp=True))
@@ -69,6 +71,16 @@ def test_a_quantized_model_equals_its_merged_form_and_trains(tuned):
   one, two = (jax.jit(jax.grad(loss), static_argnums=1)(trained, each) for each in (model, remat))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), one, two)
   assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one)) > 0
+
+
+def test_parameters_are_counted_as_weights(tuned):
+  """Two to a byte of codes; the constants of quantization are none."""
+  plain = sum(x.size for x in jax.tree.leaves(random_parameters(MODEL, BATCH)))
+  _, model, params = tuned
+  own = sum(x.size for path, x in jax.tree.leaves_with_path(params) if "lora" in jax.tree_util.keystr(path))
+  assert parameter_count(params) == plain + own
+  assert read_variables(params).size == plain + own
+  assert sum(parameters_by_part(params).values()) == plain + own
 
 
 def test_quantized_matrices_are_not_trained(tuned):

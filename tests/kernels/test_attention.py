@@ -328,6 +328,16 @@ def test_unfused_attention_is_used_without_pallas_for_triton(monkeypatch):
     assert choose_backend("auto", dataclasses.replace(SPEC, has_bias=False))[0] == "cudnn"
 
 
+def test_a_mask_of_numpy_arrays_hides_keys_of_long_rows(monkeypatch):
+  """As when a model is initialized with a batch, whose arrays are not traced."""
+  query, key, value, _, mask, _ = inputs("bias, padded", jnp.float32, width=8)
+  assert mask.key_valid is not None
+  expected = xla_attention(query, key, value, mask, None, 1.0)
+  monkeypatch.setattr("t5like.kernels.attention.xla._MIN_BLOCKED_SCORES", 1)
+  found = xla_attention(query, key, value, jax.tree.map(np.asarray, mask), None, 1.0)
+  assert relative_error(found, expected) < 1e-5
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in CASES if "prefix" not in name])
 def test_long_rows_in_blocks_equal_unblocked_attention(name, monkeypatch):

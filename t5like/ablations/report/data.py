@@ -16,6 +16,7 @@ from t5like.ablations.sweep.results import (
   SWEEP,
   Failure,
   Result,
+  failure_from_json,
   from_json,
   read_failures,
   read_results,
@@ -28,7 +29,8 @@ from t5like.files import storage
 
 _FORMAT = 1
 _MEASURED = Path(__file__).parents[1] / "measured"  # exports of our own sweeps
-_DIFFERS_IN_PARTS = ("tables", "recipes", "seeds", "created")  # in exports of one sweep from several machines
+# In exports of one sweep from several machines.
+_DIFFERS_IN_PARTS = ("tables", "recipes", "seeds", "created", "own", "recipe_digests")
 _EXPORTED_POINTS = 50  # of a loss curve: enough for a plot, small enough to commit
 
 
@@ -97,7 +99,7 @@ def read_export(file: str | Path) -> ReportData:
     )
   try:
     results = [from_json(fields, file) for fields in content.get("results", [])]
-    failures = [Failure(**fields) for fields in content.get("failures", [])]
+    failures = [failure_from_json(fields, file) for fields in content.get("failures", [])]
   except TypeError as error:
     raise UserError(f"invalid runs in {file}", because=error) from None
   return _validate(content["sweep"], results, failures, file)
@@ -122,9 +124,21 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
   names = [name for name in orders if all(name in part.sweep for part in parts)]
   joined = {name: _in_order(_joined(part.sweep[name] for part in parts), orders[name]) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
+  joined |= {name: _own_recipes(parts, files, name) for name in ("own", "recipe_digests")}
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
   data = _validate(settings | joined, results, failures, Path(files[0]))
   return dataclasses.replace(data, left_out=_joined([*(part.left_out for part in parts), data.left_out]))
+
+
+def _own_recipes(parts: Sequence[ReportData], files: Sequence[str | Path], field: str) -> dict[str, str]:
+  """Joins what parts say of the user's own recipes, of which each machine may have trained others."""
+  joined: dict[str, str] = {}
+  for file, part in zip(files, parts, strict=True):
+    for name, value in (part.sweep.get(field) or {}).items():
+      if field == "recipe_digests" and joined.get(name, value) != value:
+        raise UserError("not parts of one sweep", file=file, different=f"the recipe {name}")
+      joined.setdefault(name, value)
+  return joined
 
 
 def _settings(part: ReportData) -> dict[str, Any]:
@@ -170,6 +184,11 @@ def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fai
   for field, kind in (("scale", str), ("tables", list)):
     if not isinstance(sweep.get(field), kind):
       raise UserError(f"no {field!r} of the sweep in {source}", found=", ".join(sweep))
+  for field, kinds in (("tables", int | str), ("recipes", str), ("seeds", int)):
+    value = sweep.get(field, [])
+    value = [value] if field == "seeds" and isinstance(value, int) else value  # their number
+    if not (isinstance(value, list) and all(isinstance(each, kinds) for each in value)):
+      raise UserError(f"invalid {field!r} of the sweep in {source}", found=value)
   for result in found:
     if not (isinstance(result.scores, dict) and isinstance(result.tasks, dict) and "total" in result.cost):
       raise UserError(
@@ -185,6 +204,8 @@ def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fai
     if result.scale != sweep["scale"]:
       left_out.append(f"{name}: run at {result.scale} scale, but this report is for {sweep['scale']}")
       continue
+    left_out += [f"{name}: a metric of {task} is not a number" for task in _not_finite(result.tasks)]
+    result = _finite(result)
     scores, others = {}, _tasks_by_group(result)
     for group, score in result.scores.items():
       if score is None or not math.isfinite(score):
@@ -206,6 +227,20 @@ def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fai
   order = {recipe: number for number, recipe in enumerate(RECIPES)}
   kept.sort(key=lambda r: (order.get(r.recipe, len(order)), r.recipe, r.seed))
   return ReportData(sweep, kept, [f for f in failures if (f.recipe, f.seed) not in finished], left_out)
+
+
+def _not_finite(tasks: dict[str, dict[str, float]]) -> list[str]:
+  return [task for task, metrics in tasks.items() if not all(map(math.isfinite, metrics.values()))]
+
+
+def _finite(result: Result) -> Result:
+  """Leaves out tasks and losses that are not finite."""
+  sides = {}
+  for side in ("tasks", "last"):
+    tasks = getattr(result, side)
+    sides[side] = {task: tasks[task] for task in tasks if task not in _not_finite(tasks)}
+  losses = {task: loss for task, loss in result.losses.items() if math.isfinite(loss)}
+  return dataclasses.replace(result, losses=losses, **sides)
 
 
 def _usual_tasks(results: Sequence[Result]) -> dict[str, frozenset[str]]:

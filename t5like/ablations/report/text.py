@@ -12,6 +12,7 @@ from t5like.ablations.report.conclusions import MOST_SEEDS, CheckedConclusion, P
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.measures import ALL, OrderAgreement
 from t5like.ablations.report.plots import MISSING, number, pretty
+from t5like.ablations.report.statistics import TIE_DEVIATIONS
 from t5like.ablations.report.summary import correlation_text, summarize
 from t5like.planning.run_card import large
 
@@ -68,7 +69,12 @@ def to_decide_text(checked: CheckedConclusion) -> str:
   if pair.seeds > MOST_SEEDS:
     return f"a larger scale: even the largest open difference needs {pair.seeds:,} seeds"
   about = f"{GROUP_NAMES[pair.group]} of {pair.better} and {pair.worse}"
-  return f"{pair.seeds} seeds, if the difference in {about} is the one measured so far"
+  if abs(pair.difference) > TIE_DEVIATIONS * pair.error:
+    return (
+      f"a larger scale: the difference in {about} is not chance, but below {TIE_DEVIATIONS:g} standard deviations of a "
+      "run, whatever the number of seeds"
+    )
+  return f"{pair.seeds} seeds tell the difference in {about} from chance, if it is the one measured so far"
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------

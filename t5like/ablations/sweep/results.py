@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +118,27 @@ def read_failures(sweep_dir: Path) -> list[Failure]:
 
 
 def _failure(path: Path) -> Failure:
+  return failure_from_json(_read(path), path)
+
+
+def failure_from_json(fields: dict[str, Any], source: object = "") -> Failure:
+  """Returns the failure of a file; errors name `source`."""
   try:
-    return Failure(**_read(path))
+    failure = Failure(**fields)
+    check_types(failure)
+    return failure
   except TypeError as error:
-    raise UserError("not a failure file of a sweep", file=path, because=error) from None
+    raise UserError("not a failure file of a sweep", file=source, because=error) from None
+
+
+def check_types(record: Any) -> None:
+  """Raises TypeError if a field of a dataclass is not of the annotated type; does not look into collections."""
+  for name, kind in typing.get_type_hints(type(record)).items():
+    value = getattr(record, name)
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    kinds = tuple(typing.get_origin(each) or each for each in kinds)
+    if not isinstance(value, (*kinds, int) if float in kinds else kinds) or isinstance(value, bool):
+      raise TypeError(f"invalid {name}: {value!r}")
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -130,17 +150,29 @@ def from_json(fields: dict[str, Any], source: object = "") -> Result:
   try:
     cost = {part: Cost(**values) for part, values in fields["cost"].items()}
     curve = [(int(step), float(loss)) for step, loss in fields["curve"]]
-    if fields.get("example") is not None and set(fields["example"]) != {"objective", "inputs", "targets"}:
-      raise ValueError(f"invalid example: {fields['example']!r}")
+    result = Result(**{**fields, "cost": cost, "curve": curve})
+    for record in (result, *cost.values()):
+      check_types(record)
+    example = result.example
+    if example is not None and not (
+      set(example) == {"objective", "inputs", "targets"} and _are_texts(example.values())
+    ):
+      raise ValueError(f"invalid example: {example!r}")
+    if not _are_texts(result.commands):
+      raise ValueError(f"invalid commands: {result.commands!r}")
     tasks = (*fields["tasks"].values(), *fields.get("last", {}).values())
     for scores in (fields["scores"], fields.get("losses", {}), *tasks):
       for name, value in scores.items():
         if not isinstance(value, int | float):
           raise ValueError(f"{name} is not a number: {value!r}")
-    return Result(**{**fields, "cost": cost, "curve": curve})
+    return result
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     because = f"no {error}" if isinstance(error, KeyError) else error
     raise UserError("not a result file of a sweep", file=source, because=because, try_=_REPEAT) from error
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+  return all(isinstance(value, str) for value in values)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -151,7 +183,7 @@ def write_json(path: Path, content: Any) -> None:
 def _read(path: Path) -> dict[str, Any]:
   try:
     return storage.read_json(path)
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     raise UserError(
       "cannot read a file of the sweep",
       file=path,

@@ -99,6 +99,7 @@ def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | Alibi | None,
   key_length, group = key.shape[1], heads // key.shape[2]
   blocks = -(-query_length // _BLOCK)
   padding = blocks * _BLOCK - query_length
+  mask = jax.tree.map(jnp.asarray, mask)  # a model is initialized with NumPy's arrays
 
   def to_blocks(x: jax.Array) -> jax.Array:  # [batch, query, ...] -> [batch, blocks, block, ...]
     x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
