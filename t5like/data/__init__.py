@@ -10,7 +10,7 @@ from t5like.data.cache import (
   finished_folder,
   open_cache,
 )
-from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
+from t5like.data.cache_builder import PieceLimits, build_cache, forget_attempt, write_cache
 from t5like.data.first_tokens import FirstTokens
 from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
 from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
@@ -43,6 +43,7 @@ __all__ = [
   "changed_since_written",
   "describe_cache",
   "finished_folder",
+  "forget_attempt",
   "labeled_rows",
   "open_cache",
   "read_ahead",

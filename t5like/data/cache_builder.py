@@ -76,7 +76,7 @@ def write_cache(
   The examples' other fields are kept as raw fields. `progress` is called with the examples and tokens so far.
   """
   with sole_builder(folder):
-    shutil.rmtree(_building(storage.local_counterpart(folder)), ignore_errors=True)
+    forget_attempt(folder)
     try:
       build_cache(
         folder,
@@ -89,7 +89,12 @@ def write_cache(
         progress=lambda done: progress(done.examples, done.tokens),
       )
     finally:
-      shutil.rmtree(_building(storage.local_counterpart(folder)), ignore_errors=True)
+      forget_attempt(folder)
+
+
+def forget_attempt(folder: Path) -> None:
+  """Removes what an unfinished build has left; call it inside `sole_builder(folder)`."""
+  shutil.rmtree(_building(storage.local_counterpart(folder)), ignore_errors=True)
 
 
 def build_cache(

@@ -163,6 +163,8 @@ def _metric(model: Model, settings: TextLossSettings, corpus: Corpus) -> LossMet
 def _causal_metric(
   evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpus, losses: BatchLosses
 ) -> LossMetric:
+  if not getattr(evaluated.module.config, "has_output", True):
+    raise UserError("this ELMo was saved without its output layer, which a loss needs")
   window = settings.window or evaluated.positions or max(evaluated.inputs, 2)
   check_length(evaluated.module.config, window)
   stride = settings.stride or max(window // 2, 1)
@@ -215,7 +217,7 @@ def _target_metric(evaluated: EvaluatedModel, settings: TextLossSettings, corpus
 def _objective(model: Model, settings: TextLossSettings) -> tuple[Objective, Lengths]:
   """Returns the denoising objective: as requested, as in training, or the usual one for the architecture."""
   masked = model.module.batch_layout == "encoder"
-  if masked and not model.module.config.mlm_head:
+  if masked and not getattr(model.module.config, "mlm_head", False):
     raise UserError("this encoder was saved without a masked-LM head", folder=model.folder)
   named = split_task_name(settings.tasks[0])[1] if settings.tasks else None
   own = model.experiment.objective if model.has_training_config else None

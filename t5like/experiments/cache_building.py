@@ -218,6 +218,8 @@ class TaskCacheBuilder:
     if form in data.LABEL_FEATURES:
       features, encoder = data.LABEL_FEATURES[form], data.LabelEncoder(form, self._vocabulary)
       more = {**more, "form": form}
+    if step := source_shards.why_whole(task, split):  # caches that were built in parts have other examples
+      more = {**more, "whole": step}
     description = text_pipeline.describe(task, split) | dict(more)
     parts = source_shards.split_by_shards(task, split)
     return CacheJob(
@@ -277,6 +279,8 @@ class TaskCacheBuilder:
     with data.sole_builder(folder, waiting):
       if self._is_current(folder, description):  # another process has built it in the meantime
         return
+      if self._settings.force:  # what an earlier attempt has read may have changed since
+        data.forget_attempt(folder)
       if self._distribute:
         self._distribute(settings, task.name, job)
       else:

@@ -130,6 +130,10 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
   name = type(model).__name__
   if isinstance(model, WithHead):
     return  # the head and its task are checked by heads.py
+  if not getattr(model.config, "has_output", True):
+    raise UserError(
+      f"this {name} has no output layer to train", try_="--gin.HAS_OUTPUT=True, or a head: --gin.HEAD=task"
+    )
   if model.batch_layout == "encoder":
     if objective is None:
       raise UserError(

@@ -167,6 +167,9 @@ def plan_training(
   """
   variables = read_variables({name: part for name, part in shapes.items() if name != frozen})
   rates = layer_rates.rules(variables) if layer_rates is not None else None
+  for_all = rates  # the optimizer takes a rule for every parameter
+  if rates is not None and frozen in shapes:
+    for_all = dataclasses.replace(rates, rules=((f"{frozen}/.*", 1.0), *rates.rules))
   given = trainable.episodes(variables, steps)
   groups: dict[str, Selection] = {}
   planned, before = [], Selection({})
@@ -175,7 +178,7 @@ def plan_training(
     if added.layers:
       groups = {**groups, f"episode_{number}": added}
     before = episode.selection
-    planned.append(_plan_episode(episode, optimizer, shapes, rates, groups if len(given) > 1 else None, variables))
+    planned.append(_plan_episode(episode, optimizer, shapes, for_all, groups if len(given) > 1 else None, variables))
   return TrainingPlan(variables, planned, trainable, rates, tied_output, steps)
 
 

@@ -18,6 +18,7 @@ from t5like.experiments.compatibility import check_vocabulary, fits_embedding, m
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
+from t5like.finetuning.distillation import LEARNED
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
@@ -122,6 +123,7 @@ def export_model(settings: ExportSettings) -> Conversion:
       raise
     note = f"no tokenizer written: {error.what}"
   params = load_parameters(source, settings.step, average=settings.average)
+  params = {name: part for name, part in params.items() if name != LEARNED}
   check_parameters(experiment.model, flatten(params), str(source))
   if settings.dtype:
     params = cast(params, settings.dtype)

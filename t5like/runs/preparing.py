@@ -203,7 +203,9 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
-  check_evaluation(experiment, evaluated, vocabulary)
+  if evaluated is not None:
+    check_evaluation(experiment, evaluated, vocabulary)
+  evaluated = evaluated or []
   if not dry_run:
     contents = [(member.task, member.cache.manifest["shards"]) for member in (*(members or ()), *evaluated)]
     check_same_on_all_processes("the text of a token cache", contents)
@@ -290,13 +292,13 @@ def open_members(
 
 def open_evaluated(
   experiment: Experiment, vocabulary: Vocabulary, rates: Mapping[str, float], dry_run: bool
-) -> list[CachedTask]:
-  """Returns the tasks that the run evaluates, and their caches."""
+) -> list[CachedTask] | None:
+  """Returns the tasks that the run evaluates, and their caches; None if one is missing in a dry run."""
   if not experiment.eval_split:
     return []
   rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
   try:
-    return open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
+    return open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True)
   except CacheBuildFailed as error:
     if f"has no split {experiment.eval_split!r}" not in error.lines["because"]:
       raise

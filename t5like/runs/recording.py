@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ def record_run(run: PreparedRun) -> None:
   """Writes the configuration, run card and vocabulary, so that the directory can be used elsewhere."""
   if jax.process_index() == 0:
     experiment, folder = run.experiment, run.model_dir
-    settings = data_settings(experiment)
+    settings = data_settings(experiment) | _distillation_settings(run)
     for line in changed_data(settings, folder / DATA_SETTINGS, run):
       say(line)
     directory.write_text(folder / directory.CONFIG, config_text(experiment))  # first: it makes the folder a run's
@@ -67,6 +68,15 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
   }
 
 
+def _distillation_settings(run: PreparedRun) -> dict[str, Any]:
+  """Returns what, with these settings, determines the losses of a student."""
+  if run.experiment.distillation is None or run.teacher is None:
+    return {}
+  losses = json.loads(json.dumps(dataclasses.asdict(run.experiment.distillation)))
+  del losses["teacher"]  # a folder may be moved
+  return {"DISTILLATION": losses, "TEACHER": f"step {run.teacher.step}, {run.teacher.parameters.digest[:12]}"}
+
+
 def _schedule_text(value: Any) -> str:
   if isinstance(value, list | tuple):
     return f"[{', '.join(map(_schedule_text, value))}]"
@@ -77,6 +87,8 @@ def _schedule_text(value: Any) -> str:
 
 
 _MEANINGS = {
+  "DISTILLATION": "other losses from now on",
+  "TEACHER": "another teacher from now on; TEACHER=FOLDER/checkpoints/STEP keeps one",
   "TASK": "different rows from now on",
   "SPLIT": "different rows from now on",
   "OBJECTIVE": "different inputs and targets from now on",

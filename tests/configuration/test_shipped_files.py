@@ -236,3 +236,14 @@ def test_every_file_starts_with_a_header(name):
   assert len(header) >= 3
   assert any(word in "\n".join(header) for word in ("t5like ", "ncluded by"))
   assert any(word in "\n".join(header) for word in ("Required:", "Often changed:"))
+
+
+@pytest.mark.parametrize(
+  ("model", "recipe", "rows"),
+  [("models/bert/tiny.gin", "finetune/bert.gin", 32), ("models/awd_lstm/tiny.gin", "finetune/ulmfit.gin", 64)],
+)
+def test_the_batch_size_of_a_head_is_one_setting(model, recipe, rows):
+  task = {"HEAD_TASK": "'a_classification'", "EXAMPLES": "6400", "METRIC": "'accuracy'"}
+  assert build_recipe(model, recipe, **task).batch_size == rows
+  gin.clear_config()
+  assert build_recipe(model, recipe, **task, HEAD_BATCH_SIZE="8").batch_size == 8

@@ -15,6 +15,7 @@ from t5like.finetuning.distillation import LEARNED, TEACHER, Distillation, WithT
 from t5like.interop.layouts import flatten
 from t5like.models import BERT, ELECTRA, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, SpanHead, attach_head
+from t5like.models.recurrent import AWDLSTM, AWDLSTMConfig
 from t5like.objectives import Lengths
 from t5like.training.losses import LossSettings
 from t5like.training.optimizers.selection import Selection
@@ -216,6 +217,12 @@ HEADS = {name: attach_head(bert(2), ClassificationHead(labels=labels)) for name,
     (bert(2, remat="full"), bert(4), {}, "REMAT"),
     (bert(2, layer_groups=1), bert(4), {"hidden": 1.0}, "layer_groups"),
     (bert(2), GPT(TransformerConfig(**SIZE, num_decoder_layers=2)), {}, "the teacher is a GPT, the student a BERT"),
+    (
+      GPT(TransformerConfig(**SIZE, num_decoder_layers=2)),
+      AWDLSTM(AWDLSTMConfig(30, 8, 8, 2)),
+      {},
+      "the teacher is a AWDLSTM, the student a GPT",
+    ),
     (bert(2), HEADS["ab"], {}, "BERT with a ClassificationHead"),
     (HEADS["ab"], HEADS["ba"], {}, "different labels"),
     (*[attach_head(bert(2), SpanHead())] * 2, {}, "no soft targets for a SpanHead"),

@@ -10,12 +10,17 @@ import pytest
 
 import t5like
 from t5like.errors import UserError
-from t5like.experiments.compatibility import check_vocabulary
+from t5like.experiments.compatibility import check_layout, check_vocabulary
 from t5like.vocabularies import load_vocabulary
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 ELMO = GOLDEN / "elmo_tiny"
 WORDS = ["xxunk", "xxpad", "xxbos", "xxmaj", "xxup", *(f"w{number}" for number in range(18))]
+
+
+@pytest.fixture
+def t5like_command(request):
+  return request.getfixturevalue("t5like")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,16 @@ def test_elmo_files_embed_any_words(tmp_path):
       run(text)
   with pytest.raises(UserError, match="no ids for a token cache"):
     check_vocabulary(model.config, "spelled", load_vocabulary("spelled"))
+  assert not model.config.has_output
+  with pytest.raises(UserError, match="no output layer to train"):
+    check_layout(model.module, None)
+
+
+def test_a_loss_needs_an_output_layer_or_a_masked_lm_head(tmp_path, t5like_command):
+  text = tmp_path / "text.txt"
+  text.write_text("a sentence of words\n")
+  stderr = t5like_command("eval", f"--model_dir={ELMO}", "--loss", f"--text={text}", status=2).stderr
+  assert "this ELMo was saved without its output layer" in stderr
 
 
 def check_saved(model, folder):

@@ -11,9 +11,12 @@ import t5like
 from t5like.errors import UserError
 from t5like.finetuning.distillation import Distillation
 from t5like.finetuning.methods import LoRA
+from t5like.finetuning.rates import LayerwiseDecay
+from t5like.inference.converting import ExportSettings, export_model
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
 from t5like.runs.planned_work import planned_work
+from t5like.runs.recording import DATA_SETTINGS
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.records.metrics import read_metrics
@@ -78,6 +81,22 @@ def test_a_student_saves_only_itself_and_is_an_ordinary_model(teacher, student):
   assert rows["eval_loss/novels"]["loss"] > 0 and "soft_loss" not in rows["eval_loss/novels"]
   loaded = t5like.load(run.model_dir)
   assert "distillation" not in loaded.params and loaded.module.config.num_decoder_layers == 2
+  export_model(ExportSettings(run.model_dir, folder.parent / "exported"))
+  assert (folder.parent / "exported" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_layers_of_a_student_may_have_rates_and_a_resumed_run_tells_what_changed(teacher, student, capsys):
+  run = student(steps=1, layer_rates=LayerwiseDecay(0.5))
+  t5like.train(run)
+  assert "rates by LayerwiseDecay" in (Path(run.model_dir) / "run_card.txt").read_text()
+  more = {"distillation": dataclasses.replace(run.distillation, temperature=4.0), "steps": 2}
+  t5like.train(dataclasses.replace(run, **more))
+  said = "".join(capsys.readouterr())
+  assert "DISTILLATION = " in said and "'temperature': 2.0" in said and "other losses from now on" in said
+  assert "TEACHER = " not in said
+  settings = json.loads((Path(run.model_dir) / DATA_SETTINGS).read_text())
+  assert settings["TEACHER"].startswith("step 1, ")
 
 
 @pytest.mark.slow

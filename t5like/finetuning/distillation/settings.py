@@ -12,6 +12,7 @@ from t5like.errors import UserError
 from t5like.models import ELECTRA
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
+from t5like.models.recurrent import RecurrentConfig
 
 _WEIGHTS = ("soft", "hard", "cosine", "attention", "hidden", "embedding")
 _SOFT_FORMS = ("classification", "choices", "tagging", "regression")
@@ -120,7 +121,12 @@ class Distillation:
     kinds = [f"{type(backbone(m)).__name__} with a {type(m.head).__name__}" if isinstance(m, WithHead)
              else type(m).__name__ for m in (student, teacher)]  # fmt: skip
     layouts = [backbone(model).batch_layout for model in (student, teacher)]
-    if layouts[0] != layouts[1] or isinstance(student, WithHead) != isinstance(teacher, WithHead):
+    recurrent = [isinstance(backbone(model).config, RecurrentConfig) for model in (student, teacher)]
+    if (
+      layouts[0] != layouts[1]
+      or recurrent[0] != recurrent[1]
+      or isinstance(student, WithHead) != isinstance(teacher, WithHead)
+    ):
       raise UserError(
         f"the teacher is a {kinds[1]}, the student a {kinds[0]}",
         teacher=self.teacher,

@@ -7,6 +7,7 @@ stream   caches nothing: the preprocessors are random, so seqio runs them again 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -30,6 +31,11 @@ _RANDOM = (
   "NonDeterministicInts",
 )  # fmt: skip
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+# Transformations of datasets that process examples one by one.
+_ONE_BY_ONE = (
+  "MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "FilterDataset", "ParallelFilterDataset",
+  "FlatMapDataset", "PrefetchDataset", "OptionsDataset", "ModelDataset",
+)  # fmt: skip
 _COMPARED = 64  # rows compared under two seeds if Python code may be random
 _ANY_LENGTH = 512
 
@@ -193,10 +199,25 @@ def random_step(task: seqio.Task, split: str, steps: Sequence[Callable]) -> str 
   return None
 
 
+def whole_dataset_step(task: seqio.Task, split: str, steps: Sequence[Callable]) -> str | None:
+  """Returns the name of the first step that does not process examples one by one, such as `ds.take(100)`, or None."""
+  before: collections.Counter[str] | None = None
+  for step, dataset in _datasets(task, task.source.get_dataset(split=split, shuffle=False), steps, None):
+    transforms = collections.Counter(node.op for node in _graph(dataset).node if "Dataset" in node.op)
+    if before is not None and any(op not in _ONE_BY_ONE for op in transforms - before):
+      return step_name(step)
+    before = transforms
+  return None
+
+
 def _operations(dataset: tf.data.Dataset) -> list[str]:
-  graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+  graph = _graph(dataset)
   nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
   return [node.op for node in nodes]
+
+
+def _graph(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
+  return tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
 
 
 def _first_examples(task: seqio.Task, split: str, steps: Sequence[Callable], seed: int) -> list:

@@ -8,6 +8,8 @@ import os
 import seqio
 import tensorflow as tf
 
+from t5like.tasks.caching.cache_kind import Steps, whole_dataset_step
+
 # Smaller parts cost more to open than they save on a resume.
 _PART_BYTES = 1 << 25
 
@@ -35,10 +37,10 @@ class _ShardSubset(seqio.DataSource):
 def split_by_shards(task: seqio.Task, split: str) -> list[seqio.Task]:
   """Returns one task per part of the source; a single one if the source is small or cannot be split.
 
-  The number of parts depends only on the files. seqio's offline cache also runs preprocessors shard by shard.
+  The number of parts depends only on the files. The task's steps must process examples one by one: see `why_whole`.
   """
   count = _parts(task.source, split)
-  if count == 1:
+  if count == 1 or why_whole(task, split):
     return [task]
   parts = []
   for index in range(count):
@@ -46,6 +48,11 @@ def split_by_shards(task: seqio.Task, split: str) -> list[seqio.Task]:
     part._source = _ShardSubset(task.source, seqio.ShardInfo(index=index, num_shards=count))
     parts.append(part)
   return parts
+
+
+def why_whole(task: seqio.Task, split: str) -> str | None:
+  """Returns the step before `tokenize` for which a source that has parts must stay whole, or None."""
+  return whole_dataset_step(task, split, Steps.of(task).before) if _parts(task.source, split) > 1 else None
 
 
 def _parts(source: seqio.DataSource, split: str) -> int:

@@ -50,7 +50,7 @@ class Restore:
   def __post_init__(self):
     for name in ("allow_missing", "ignore_extra"):
       check_pattern(name, getattr(self, name))
-    object.__setattr__(self, "layers", tuple(self.layers))
+    object.__setattr__(self, "layers", tuple(self.layers or ()))
     if not all(type(layer) is int and layer >= 0 for layer in self.layers):
       raise UserError(f"invalid RESTORE.layers: {list(self.layers)}", expected="numbers of layers, from 0")
 

@@ -156,3 +156,15 @@ def test_a_mixture_trains_and_scores_each_of_its_tasks(t5like, finetune, tmp_pat
   assert "a mixture of 2 tasks\n" in out
   assert re.search(r"90\.9%  snli, [\d,]+ examples\n +9\.1%  snli_again, ", out)
   assert "snli (validation, 20 examples) at step 2" in out and "snli_again (validation, 20 examples) at step 2" in out
+
+
+def test_a_dry_run_of_a_recipe_needs_no_cache(t5like, tmp_path):
+  """What it keeps the best checkpoint by is computed by the evaluation, whose cache is not built yet."""
+  line = [
+    "train",
+    *(f"--gin_file={file}.gin" for file in ("models/bert/tiny", "finetune/bert", "finetune/sentences/snli")),
+  ]
+  done = t5like(
+    *line, "--gin.INIT_FROM=None", f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR='{tmp_path}/empty'", "--dry_run"
+  )
+  assert "snli" in done.stdout
