@@ -71,6 +71,7 @@ def test_a_step_on_the_whole_dataset_keeps_the_source_whole(cached, name, step):
   [
     ("map", lambda ds: ds.map(lambda row: {"targets": tf.strings.upper(row["targets"])}, num_parallel_calls=2)),
     ("filter", lambda ds: ds.filter(lambda row: tf.strings.regex_full_match(row["targets"], ".*[13579]"))),
+    ("unbatch", lambda ds: ds.map(lambda row: {"targets": tf.stack([row["targets"], "two"])}).unbatch()),
     ("flat_map", lambda ds: ds.flat_map(lambda row: tf.data.Dataset.from_tensors(row).repeat(2))),
   ],
 )

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +131,17 @@ def failure_from_json(fields: dict[str, Any], source: object = "") -> Failure:
     raise UserError("not a failure file of a sweep", file=source, because=error) from None
 
 
-def check_types(record: Any) -> None:
-  """Raises TypeError if a field of a dataclass is not of the annotated type; does not look into collections."""
+def check_types(record: Any, keys: Mapping[str, str] | None = None) -> None:
+  """Raises TypeError if a field of a dataclass is not of the annotated type; does not look into collections.
+
+  keys: the names of fields that have another one in the file.
+  """
   for name, kind in typing.get_type_hints(type(record)).items():
     value = getattr(record, name)
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     kinds = tuple(typing.get_origin(each) or each for each in kinds)
     if not isinstance(value, (*kinds, int) if float in kinds else kinds) or isinstance(value, bool):
-      raise TypeError(f"invalid {name}: {value!r}")
+      raise TypeError(f"invalid {(keys or {}).get(name, name)}: {value!r}")
 
 
 def to_json(result: Result) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import dataclasses
 import datetime
 import hashlib
 import re
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from t5like.ablations.sweep.results import SWEEP, has_results, write_json
+from t5like.ablations.sweep.results import SWEEP, check_types, has_results, write_json
 from t5like.ablations.tables import RECIPES, TABLES, find_tables, recipes_of
 from t5like.errors import UserError
 from t5like.files import storage
@@ -151,10 +150,7 @@ def read_settings(sweep_dir: Path) -> SweepSettings:
 
 def _check_fields(settings: SweepSettings) -> None:
   """Raises if a hand-edited file does not match the annotations of `SweepSettings`."""
-  for name, kind in typing.get_type_hints(SweepSettings).items():
-    value = getattr(settings, name)
-    if not isinstance(value, typing.get_origin(kind) or kind):
-      raise TypeError(f"invalid {_KEYS.get(name, name)}: {value!r}")
+  check_types(settings, _KEYS)
   unknown = [recipe for recipe in settings.recipes if recipe not in RECIPES and recipe not in settings.custom_recipes]
   if unknown or not settings.recipes:
     raise ValueError(f"unknown recipe {unknown[0]!r}" if unknown else "no recipes")

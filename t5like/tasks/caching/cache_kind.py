@@ -34,7 +34,7 @@ _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 # Transformations of datasets that process examples one by one.
 _ONE_BY_ONE = (
   "MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "FilterDataset", "ParallelFilterDataset",
-  "FlatMapDataset", "PrefetchDataset", "OptionsDataset", "ModelDataset",
+  "FlatMapDataset", "UnbatchDataset", "PrefetchDataset", "OptionsDataset", "ModelDataset",
 )  # fmt: skip
 _COMPARED = 64  # rows compared under two seeds if Python code may be random
 _ANY_LENGTH = 512
