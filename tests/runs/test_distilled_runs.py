@@ -86,6 +86,21 @@ def test_a_student_saves_only_itself_and_is_an_ordinary_model(teacher, student):
 
 
 @pytest.mark.slow
+def test_a_student_may_go_on_with_a_teacher_of_another_width(teacher, student, tmp_path):
+  """Its projection starts anew, the rest is taken."""
+  wide = dataclasses.replace(
+    teacher, model=GPT(dataclasses.replace(CONFIG, embed_dim=16, head_dim=8)), model_dir=str(tmp_path / "wide")
+  )
+  t5like.train(wide)
+  run = student(config={"embed_dim": 4, "head_dim": 2}, hidden=1.0, cosine=0.0, steps=1)
+  t5like.train(run)
+  losses = dataclasses.replace(run.distillation, teacher=wide.model_dir)
+  t5like.train(dataclasses.replace(run, distillation=losses, init_from=run.model_dir, model_dir=str(tmp_path / "on")))
+  stored = stored_arrays(tmp_path / "on" / "checkpoints" / "1" / "params")
+  assert stored["distillation/projection"].shape == (4, 16)
+
+
+@pytest.mark.slow
 def test_layers_of_a_student_may_have_rates_and_a_resumed_run_tells_what_changed(teacher, student, capsys):
   run = student(steps=1, layer_rates=LayerwiseDecay(0.5))
   t5like.train(run)
