@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from t5like.models.shapes import weight_count
 from t5like.training.optimizers.rules import STACKED, numbered_paths, path_text
 from t5like.training.optimizers.selection import Selection
+from t5like.training.state import weight_count
 
 BACKBONE = "backbone"  # of a model with a head: its parameters without the head
 EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "head"

@@ -12,11 +12,3 @@ def boxed_shapes(model: nn.Module) -> dict:
   """Returns the tree of a model's parameters as shapes with logical axes."""
   token = jax.ShapeDtypeStruct((model.texts_per_row if isinstance(model, WithHead) else 1, 1), np.int32)
   return parallel.parameter_shapes(model, {"encoder_input_tokens": token, "decoder_input_tokens": token})
-
-
-def weight_count(path: str, array: jax.Array | jax.ShapeDtypeStruct) -> int:
-  """Returns the number of weights that a parameter holds: QLoRA's codes are two each, and their scales none."""
-  name = path.rpartition("/")[2]
-  if name == "codes" and array.dtype == np.uint8:
-    return 2 * array.size
-  return 0 if name in ("scales", "groups", "mean") else array.size

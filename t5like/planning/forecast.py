@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax
 
 from t5like import parallel
-from t5like.models.shapes import weight_count
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
 from t5like.planning.flops import step_flops_by_part
@@ -20,6 +19,7 @@ from t5like.planning.operations import DeviceShare, Operation, layer_operations,
 from t5like.planning.step_time import StepTime, efficiency_of, step_time
 from t5like.planning.topology import Topology
 from t5like.training.optimizers.selection import Selection
+from t5like.training.state import weight_count
 
 TEACHER = "teacher"  # of a student, among its parts and parameters
 # Share of a device's memory that is usable; the rest goes to the runtime and to fragmentation.

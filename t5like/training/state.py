@@ -14,7 +14,6 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.models.shapes import weight_count
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
@@ -107,3 +106,11 @@ def create_state(
 
 def parameter_count(params: Any) -> int:
   return sum(weight_count(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params))
+
+
+def weight_count(path: str, array: jax.Array | jax.ShapeDtypeStruct) -> int:
+  """Returns the number of weights that a parameter holds: QLoRA's codes are two each, and their scales none."""
+  name = path.rpartition("/")[2]
+  if name == "codes" and array.dtype == np.uint8:
+    return 2 * array.size
+  return 0 if name in ("scales", "groups", "mean") else array.size
