@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   given = [name for name, value in vars(args).items() if _is_given(name, value)]
   if args.report:
-    _check_mode(given, _SWEEP_ONLY, "a sweep, not of its --report")
+    _check_mode(given, _SWEEP_ONLY, "a sweep, not for its report")
     return ablate_report.run(args)
   _check_mode(given, ablate_report.ONLY, "--report")
   if not args.sweep_dir:
@@ -109,13 +109,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_given(name: str, value: object) -> bool:
-  return value not in (None, [], False) and (name, value) not in (("workers", 1), ("together", 1))
+  return value not in (None, []) and value is not False and (name, value) not in (("workers", 1), ("together", 1))
 
 
 def _check_mode(given: Sequence[str], others: Sequence[str], mode: str) -> None:
   """Raises UserError for options that the command would ignore."""
   if ignored := [_NAMES.get(name, f"--{name}") for name in given if name in others]:
-    raise UserError(f"{', '.join(ignored)}: of {mode}", try_="t5like ablate --help")
+    raise UserError(f"only for {mode}: {', '.join(ignored)}", try_="t5like ablate --help")
 
 
 def _table(text: str) -> int | str:

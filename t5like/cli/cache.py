@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...'",
   )
   how = parser.add_mutually_exclusive_group()
-  how.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
+  how.add_argument("--force", action="store_true", help="rebuild from the start, even if an up-to-date cache exists")
   how.add_argument(
     "--repair",
     metavar="SHARD[,SHARD]",

@@ -219,9 +219,10 @@ class TaskCacheBuilder:
       features, encoder = data.LABEL_FEATURES[form], data.LabelEncoder(form, self._vocabulary)
       more = {**more, "form": form}
     if step := source_shards.why_whole(task, split):  # caches that were built in parts have other examples
-      more = {**more, "whole": step}
+      more, parts = {**more, "whole": step}, [task]
+    else:
+      parts = source_shards.split_by_shards(task, split)
     description = text_pipeline.describe(task, split) | dict(more)
-    parts = source_shards.split_by_shards(task, split)
     return CacheJob(
       folder,
       self._plan(task, features, self._vocabulary.vocab_size, description, more),

@@ -34,9 +34,7 @@ def _backward(equation, dtype, residuals, gradient):
 product.defvjp(_forward, _backward)
 
 
-def residual_product(
-  residual: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
-) -> jax.Array:  # fmt: skip
+def residual_product(residual: jax.Array, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
   """Returns residual [..., out] + x [..., in] kernel [in, out] + bias [out]: with one GPU kernel for few rows."""
   rows = x.reshape(-1, x.shape[-1])
   if is_single_gpu():

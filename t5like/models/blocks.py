@@ -118,7 +118,7 @@ class Block(nn.Module):
     return (h if self.config.residual == "plain" else getattr(self, f"{name}_residual").read(h)), x
 
   def _added(self, name: str, x: jax.Array, context: Context) -> dict[str, jax.Array]:
-    """Returns what the last product of an attention adds itself: in a decoding step x, if nothing is between."""
+    """Returns {"residual": x} if an attention adds x itself: in a decoding step, if nothing comes between."""
     config, adapter = self.config, getattr(self, f"{name}_adapter", None)
     direct = config.norm_position == "pre" and config.residual == "plain" and adapter is None
     return {"residual": x} if direct and context.step is not None else {}

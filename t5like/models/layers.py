@@ -85,9 +85,10 @@ class Dense(nn.Dense):
 
   def _parameters(self, depth: int) -> tuple[jax.Array, jax.Array | None]:
     kernel = parameter(self, "kernel", self.kernel_init, (depth, self.features), self.param_dtype)
-    return kernel, (
-      parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
-    )
+    bias = None
+    if self.use_bias:
+      bias = parameter(self, "bias", self.bias_init, (self.features,), self.param_dtype)
+    return kernel, bias
 
 
 def dense(

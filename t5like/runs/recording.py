@@ -72,7 +72,7 @@ def _distillation_settings(run: PreparedRun) -> dict[str, Any]:
   """Returns what, with these settings, determines the losses of a student."""
   if run.experiment.distillation is None or run.teacher is None:
     return {}
-  losses = json.loads(json.dumps(dataclasses.asdict(run.experiment.distillation)))
+  losses = json.loads(json.dumps(dataclasses.asdict(run.experiment.distillation)))  # as it is read again
   del losses["teacher"]  # a folder may be moved
   return {"DISTILLATION": losses, "TEACHER": f"step {run.teacher.step}, {run.teacher.parameters.digest[:12]}"}
 

@@ -189,12 +189,17 @@ def test_the_command(sweep, tmp_path, t5like):
     ([f"--sweep_dir={tmp_path}"], "no sweep in"),
     ([f"--sweep_dir={sweep}", f"--output={exported}"], "cannot write the report"),
     ([f"--sweep_dir={sweep}", f"--export={tmp_path}"], "cannot write the export"),
-    ([f"--sweep_dir={sweep}", "--table=7", "--gin.X=1"], "--table, --gin.NAME=VALUE: of a sweep"),
-    ([f"--sweep_dir={sweep}", "--workers=3"], "--workers: of a sweep"),
+    (
+      [f"--sweep_dir={sweep}", "--table=7", "--gin.X=1"],
+      "only for a sweep, not for its report: --table, --gin.NAME=VALUE",
+    ),
+    ([f"--sweep_dir={sweep}", "--workers=3"], "only for a sweep, not for its report: --workers"),
   ):
     assert message in t5like("ablate", "--report", *flags, status=2).stderr
   for flag in (f"--from={exported}", f"--export={exported}", f"--output={tmp_path}", "--device_watts=3"):
-    assert f"{flag.partition('=')[0]}: of --report" in t5like("ablate", f"--sweep_dir={sweep}", flag, status=2).stderr
+    assert (
+      f"only for --report: {flag.partition('=')[0]}" in t5like("ablate", f"--sweep_dir={sweep}", flag, status=2).stderr
+    )
 
 
 def test_a_sweep_of_the_baseline_alone_has_a_report(tmp_path):

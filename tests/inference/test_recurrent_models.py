@@ -18,11 +18,6 @@ ELMO = GOLDEN / "elmo_tiny"
 WORDS = ["xxunk", "xxpad", "xxbos", "xxmaj", "xxup", *(f"w{number}" for number in range(18))]
 
 
-@pytest.fixture
-def t5like_command(request):
-  return request.getfixturevalue("t5like")
-
-
 @pytest.fixture(scope="module")
 def awd(tmp_path_factory):
   folder = tmp_path_factory.mktemp("awd")
@@ -54,10 +49,11 @@ def test_elmo_files_embed_any_words(tmp_path):
     check_layout(model.module, None)
 
 
-def test_a_loss_needs_an_output_layer_or_a_masked_lm_head(tmp_path, t5like_command):
+def test_a_loss_needs_an_output_layer(tmp_path, request):
   text = tmp_path / "text.txt"
   text.write_text("a sentence of words\n")
-  stderr = t5like_command("eval", f"--model_dir={ELMO}", "--loss", f"--text={text}", status=2).stderr
+  run = request.getfixturevalue("t5like")  # the command; here, the name is that of the module
+  stderr = run("eval", f"--model_dir={ELMO}", "--loss", f"--text={text}", status=2).stderr
   assert "this ELMo was saved without its output layer" in stderr
 
 

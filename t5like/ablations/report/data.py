@@ -124,20 +124,21 @@ def read_exports(files: Sequence[str | Path]) -> ReportData:
   names = [name for name in orders if all(name in part.sweep for part in parts)]
   joined = {name: _in_order(_joined(part.sweep[name] for part in parts), orders[name]) for name in names}
   joined["seeds"] = _joined(part.seeds for part in parts)
-  joined |= {name: _own_recipes(parts, files, name) for name in ("own", "recipe_digests")}
+  joined |= _own_recipes(parts, files)
   results, failures = ([each for part in parts for each in getattr(part, kind)] for kind in ("results", "failures"))
   data = _validate(settings | joined, results, failures, Path(files[0]))
   return dataclasses.replace(data, left_out=_joined([*(part.left_out for part in parts), data.left_out]))
 
 
-def _own_recipes(parts: Sequence[ReportData], files: Sequence[str | Path], field: str) -> dict[str, str]:
+def _own_recipes(parts: Sequence[ReportData], files: Sequence[str | Path]) -> dict[str, dict[str, str]]:
   """Joins what parts say of the user's own recipes, of which each machine may have trained others."""
-  joined: dict[str, str] = {}
+  joined: dict[str, dict[str, str]] = {"own": {}, "recipe_digests": {}}
   for file, part in zip(files, parts, strict=True):
-    for name, value in (part.sweep.get(field) or {}).items():
-      if field == "recipe_digests" and joined.get(name, value) != value:
+    for name, digest in (part.sweep.get("recipe_digests") or {}).items():
+      if joined["recipe_digests"].get(name, digest) != digest:
         raise UserError("not parts of one sweep", file=file, different=f"the recipe {name}")
-      joined.setdefault(name, value)
+    for field, known in joined.items():
+      joined[field] = (part.sweep.get(field) or {}) | known
   return joined
 
 
@@ -204,8 +205,8 @@ def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fai
     if result.scale != sweep["scale"]:
       left_out.append(f"{name}: run at {result.scale} scale, but this report is for {sweep['scale']}")
       continue
-    left_out += [f"{name}: a metric of {task} is not a number" for task in _not_finite(result.tasks)]
-    result = _finite(result)
+    tasks, result = result.tasks, _finite(result)
+    left_out += [f"{name}: a metric of {task} is not a number" for task in tasks if task not in result.tasks]
     scores, others = {}, _tasks_by_group(result)
     for group, score in result.scores.items():
       if score is None or not math.isfinite(score):
@@ -229,18 +230,14 @@ def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fai
   return ReportData(sweep, kept, [f for f in failures if (f.recipe, f.seed) not in finished], left_out)
 
 
-def _not_finite(tasks: dict[str, dict[str, float]]) -> list[str]:
-  return [task for task, metrics in tasks.items() if not all(map(math.isfinite, metrics.values()))]
-
-
 def _finite(result: Result) -> Result:
-  """Leaves out tasks and losses that are not finite."""
-  sides = {}
-  for side in ("tasks", "last"):
-    tasks = getattr(result, side)
-    sides[side] = {task: tasks[task] for task in tasks if task not in _not_finite(tasks)}
+  """Returns a result without tasks and losses that are not finite."""
+  tasks, last = (
+    {task: metrics for task, metrics in side.items() if all(map(math.isfinite, metrics.values()))}
+    for side in (result.tasks, result.last)
+  )
   losses = {task: loss for task, loss in result.losses.items() if math.isfinite(loss)}
-  return dataclasses.replace(result, losses=losses, **sides)
+  return dataclasses.replace(result, tasks=tasks, last=last, losses=losses)
 
 
 def _usual_tasks(results: Sequence[Result]) -> dict[str, frozenset[str]]:

@@ -114,11 +114,7 @@ def read_results(sweep_dir: Path) -> list[Result]:
 
 
 def read_failures(sweep_dir: Path) -> list[Failure]:
-  return [_failure(path) for path in sorted((Path(sweep_dir) / FAILURES).glob("*.json"))]
-
-
-def _failure(path: Path) -> Failure:
-  return failure_from_json(_read(path), path)
+  return [failure_from_json(_read(path), path) for path in sorted((Path(sweep_dir) / FAILURES).glob("*.json"))]
 
 
 def failure_from_json(fields: dict[str, Any], source: object = "") -> Failure:

@@ -120,13 +120,11 @@ class Distillation:
   def _check_kinds(self, student: nn.Module, teacher: nn.Module) -> None:
     kinds = [f"{type(backbone(m)).__name__} with a {type(m.head).__name__}" if isinstance(m, WithHead)
              else type(m).__name__ for m in (student, teacher)]  # fmt: skip
-    layouts = [backbone(model).batch_layout for model in (student, teacher)]
-    recurrent = [isinstance(backbone(model).config, RecurrentConfig) for model in (student, teacher)]
-    if (
-      layouts[0] != layouts[1]
-      or recurrent[0] != recurrent[1]
-      or isinstance(student, WithHead) != isinstance(teacher, WithHead)
-    ):
+    forms = [
+      (backbone(m).batch_layout, isinstance(backbone(m).config, RecurrentConfig), isinstance(m, WithHead))
+      for m in (student, teacher)
+    ]
+    if forms[0] != forms[1]:
       raise UserError(
         f"the teacher is a {kinds[1]}, the student a {kinds[0]}",
         teacher=self.teacher,

@@ -203,8 +203,8 @@ class _Plan:
     takes_head = with_head and _same_head(known.head, head) and _select_head(stored) == _select_head(wanted)
     for path, target in wanted.items():
       # A projection to the states of a wider or narrower teacher starts anew.
-      others = path.startswith(f"{LEARNED}/") and path in stored and stored[path].shape != target.shape
-      if not others and (not path.startswith(_HEAD) or takes_head):
+      resized = path.startswith(f"{LEARNED}/") and path in stored and stored[path].shape != target.shape
+      if not resized and (not path.startswith(_HEAD) or takes_head):
         self._find(path, target)
       if path not in self.recipes and path.removeprefix(_BACKBONE).startswith((_HEAD, *_BERT_HEADS)):
         self.uses.append(ArrayUse(path, "new", target.shape))

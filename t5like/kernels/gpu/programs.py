@@ -10,7 +10,7 @@ from jax.experimental.pallas import triton
 
 def run_programs(
   kernel: Callable, grid: tuple[int, ...], warps: int, arguments: Sequence[jax.Array], out_shape: Any, name: str,
-  interpret: bool,
+  interpret: bool, stages: int = 2,
 ):  # fmt: skip
   """Calls `kernel` with refs of all arguments and results, for every point of the grid."""
   whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * len(x.shape))  # noqa: E731
@@ -20,7 +20,7 @@ def run_programs(
     in_specs=jax.tree.map(whole, list(arguments)),
     out_specs=jax.tree.map(whole, out_shape),
     out_shape=out_shape,
-    compiler_params=triton.CompilerParams(num_warps=warps, num_stages=2),
+    compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
     interpret=interpret,
     name=f"t5like_{name}",
   )(*arguments)

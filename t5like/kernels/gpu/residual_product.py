@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.gpu.programs import run_programs
+
 _COLUMNS, _WARPS, _STAGES = 32, 4, 5  # the fastest of 16 on an H200, among those that fit into every GPU
 _MOST_ROWS = 512
 _DEEPEST = 1024  # for longer sums, splitting pays
@@ -40,18 +42,17 @@ def residual_product(
   """Returns residual [rows, out] + x [rows, in] kernel [in, out] + bias [out], summed in float32."""
   (rows, _), columns = x.shape, kernel.shape[1]
   block, part = _tile_sizes(rows)
-  operands = [residual, x, kernel, *([] if bias is None else [bias])]
-  whole = lambda array: pl.BlockSpec(array.shape, lambda *_: (0,) * len(array.shape))  # noqa: E731
-  return pl.pallas_call(
-    functools.partial(_tile, block=block, part=part),
-    grid=(columns // _COLUMNS, pl.cdiv(rows, block)),
-    in_specs=[whole(array) for array in operands],
-    out_specs=whole(residual),
-    out_shape=jax.ShapeDtypeStruct(residual.shape, residual.dtype),
-    compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
-    interpret=interpret,
-    name="t5like_residual_product",
-  )(*operands)
+  kernel_tile = functools.partial(_tile, block=block, part=part)
+  return run_programs(
+    kernel_tile,
+    (columns // _COLUMNS, pl.cdiv(rows, block)),
+    _WARPS,
+    [residual, x, kernel, *([] if bias is None else [bias])],
+    jax.ShapeDtypeStruct(residual.shape, residual.dtype),
+    "residual_product",
+    interpret,
+    _STAGES,
+  )
 
 
 def _tile(residual_ref, x_ref, kernel_ref, *refs, block: int, part: int):

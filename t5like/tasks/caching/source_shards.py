@@ -37,10 +37,10 @@ class _ShardSubset(seqio.DataSource):
 def split_by_shards(task: seqio.Task, split: str) -> list[seqio.Task]:
   """Returns one task per part of the source; a single one if the source is small or cannot be split.
 
-  The number of parts depends only on the files. The task's steps must process examples one by one: see `why_whole`.
+  The number of parts depends only on the files. Not for a task that must stay whole: see `why_whole`.
   """
   count = _parts(task.source, split)
-  if count == 1 or why_whole(task, split):
+  if count == 1:
     return [task]
   parts = []
   for index in range(count):
