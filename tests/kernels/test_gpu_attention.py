@@ -235,6 +235,8 @@ def test_bias_tiles_are_those_of_the_matrix(bidirectional, rows, columns):
       np.testing.assert_allclose(by_query[:, tiles.tile_index(buckets, rows, columns, i, j)], tile, rtol=1e-6)
       transposed = by_key[:, tiles.tile_index(buckets, columns, rows, j, i)]
       np.testing.assert_allclose(transposed, tile.swapaxes(1, 2), rtol=1e-6)
+      if not tiles.is_near(buckets, rows, columns, tiles.tile_index(buckets, rows, columns, i, j)):
+        assert np.ptp(tile, axis=(1, 2)).max() == 0.0  # the kernel adds one number
 
 
 @pytest.mark.slow

@@ -64,11 +64,50 @@ def bias_tiles(table: jax.Array, buckets: BucketSpec, rows: int, columns: int, s
   return jnp.take(strip, np.clip(at, -buckets.edge, buckets.edge) + buckets.edge, axis=1).astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class RegisterOrder:
+  """The order in which threads hold the result of a matrix product on a tensor core, [rows, columns].
+
+  A warp has 16 rows: a thread two of them, 8 apart, and two of every 8 columns. A bias that is stored in this order is
+  read as a vector, of which a thread takes 16 bytes at a time, and is added without moving between threads. (As a
+  matrix it would move through shared memory, which takes as long as a product.) If the compiler arranges threads in
+  another way, results are the same.
+  """
+
+  rows: int
+  columns: int
+  warps: int
+
+  @property
+  def _sizes(self) -> tuple[int, ...]:
+    """Sizes of the axes that a vector has: those of registers, warp, thread, registers."""
+    warps = max(1, min(self.warps, self.rows // 16))
+    within = min(4, self.columns // 8)
+    return self.rows // (16 * warps), 2, self.columns // (8 * within), warps, 8, 4, within, 2
+
+  def flatten(self, tiles: jax.Array) -> jax.Array:
+    """Returns [..., rows * columns] from [..., rows, columns]."""
+    repeated, half, pieces, warps, row, pair, within, side = self._sizes
+    first = tiles.ndim - 2
+    split = tiles.reshape(*tiles.shape[:-2], repeated, warps, half, row, pieces, within, pair, side)
+    moved = split.transpose(*range(first), *(first + axis for axis in (0, 2, 4, 1, 3, 6, 5, 7)))
+    return moved.reshape(*tiles.shape[:-2], self.rows * self.columns)
+
+  def unflatten(self, vector: jax.Array) -> jax.Array:
+    """Returns [rows, columns] from [rows * columns], inside a kernel."""
+    return vector.reshape(self._sizes).transpose(0, 3, 1, 4, 2, 6, 5, 7).reshape(self.rows, self.columns)
+
+
 def tile_index(buckets: BucketSpec, rows: int, columns: int, i: jax.Array, j: jax.Array) -> jax.Array:
   """Returns the index of the distinct tile at block row i and block column j."""
   left, right = buckets.tile_counts(rows, columns)
   step = min(rows, columns)
   return jnp.clip(j * (columns // step) - i * (rows // step), -left, right) + left
+
+
+def is_near(buckets: BucketSpec, rows: int, columns: int, tile: jax.Array) -> jax.Array:
+  """Returns whether entries of a tile differ: those of the first and of the last are beyond the edge."""
+  return (0 < tile) & (tile < sum(buckets.tile_counts(rows, columns)))
 
 
 def distance_tiles(buckets: BucketSpec, rows: int, columns: int) -> np.ndarray:

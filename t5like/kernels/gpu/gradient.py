@@ -87,7 +87,7 @@ def _query_block(
     d_query, *sums = carry
     at_key = j * blocks.key + jnp.arange(blocks.key)
     key, value = load_rows(key_ref, at_key, blocks), load_rows(value_ref, at_key, blocks)
-    s = scores(query, key, tiles_ref, i, j, spec)
+    s = scores(query, key, tiles_ref, i, j, spec, blocks)
     if masked:
       s = mask.hide(s, i, j, query_code, mask.key_codes(j))
     weights = softmax_weights(s, log_sum[:, None], spec)
@@ -173,7 +173,7 @@ def _key_block(
     query, gradient = load_rows(query_ref, at_query, blocks), load_rows(gradient_ref, at_query, blocks)
     log_sum = load_vector(log_sums_ref, at_query, jnp.inf, blocks)
     delta = load_vector(delta_ref, at_query, 0.0, blocks)
-    s = scores(query, key, tiles_ref, i, j, spec, by_key=True)
+    s = scores(query, key, tiles_ref, i, j, spec, blocks, by_key=True)
     if masked:
       s = mask.hide(s, i, j, mask.query_codes(i), key_code, by_key=True)
     weights = softmax_weights(s, log_sum[None, :], spec)

@@ -1,6 +1,7 @@
 """Tiles of the GPU's attention kernels: loads and stores, scores with T5's bias, softmax weights."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -10,7 +11,7 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.residuals import kv_head
 from t5like.kernels.dropout import kept
-from t5like.kernels.gpu.bias_tiles import BucketSpec, bias_tiles, tile_index
+from t5like.kernels.gpu.bias_tiles import BucketSpec, RegisterOrder, bias_tiles, is_near, tile_index
 from t5like.kernels.gpu.ptx import inline_ptx, literal
 
 LOG2_E = math.log2(math.e)
@@ -24,6 +25,7 @@ class Blocks:
   key: int
   warps: int
   stages: int
+  branch_only_loads: bool = False  # add a tile's bias after the branch that loads it, not in it: whichever is faster
 
   @property
   def compiler_params(self) -> triton.CompilerParams:
@@ -92,7 +94,8 @@ class KernelSpec:
       return [table.reshape(-1) / self.scale], [pl.BlockSpec((1,), lambda i, h, b: (h,))]
     shape = (blocks.key, blocks.query, -1) if by_key else (blocks.query, blocks.key, 1)
     tiles = bias_tiles(table, self.buckets, *shape, dtype)
-    return [tiles], [pl.BlockSpec((None, *tiles.shape[1:]), lambda i, h, b: (h, 0, 0, 0))]
+    tiles = RegisterOrder(*shape[:2], blocks.warps).flatten(tiles)
+    return [tiles], [pl.BlockSpec((None, *tiles.shape[1:]), lambda i, h, b: (h, 0, 0))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +150,9 @@ def store_rows(ref, at: jax.Array, rows: jax.Array, part: int | None = None) -> 
   triton.store(ref.at[*index], rows.astype(ref.dtype), mask=inside)
 
 
-def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, by_key: bool = False) -> jax.Array:
+def scores(
+  query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, blocks: Blocks, by_key: bool = False
+) -> jax.Array:
   """Computes scores of tile (i, j): [query, key], or [key, query] with `by_key`; times log2_scale they are base 2."""
   first, second = (key, query) if by_key else (query, key)
   s = triton.dot(first, second.T)
@@ -156,10 +161,25 @@ def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, 
   if spec.alibi:
     at = [block * size + jnp.arange(size) for block, size in zip((j, i) if by_key else (i, j), s.shape, strict=True)]
     return s - tiles_ref[0] * jnp.abs(at[0][:, None] - at[1][None, :]).astype(jnp.float32)
-  bias = load_tile(tiles_ref, spec.buckets, s.shape, *((j, i) if by_key else (i, j)))
-  factor = spec.scale * LOG2_E
-  if spec.interpret or bias.dtype != jnp.bfloat16:
+  tile = tile_index(spec.buckets, *s.shape, *((j, i) if by_key else (i, j)))
+  add = functools.partial(_add_scaled, s, spec.scale * LOG2_E, interpret=spec.interpret)
+  order = RegisterOrder(*s.shape, blocks.warps)
+  load = lambda: order.unflatten(triton.load(tiles_ref.at[tile, jnp.arange(s.size)]))  # noqa: E731
+  corner = tiles_ref[tile, 0]
+  # In branches, tiles are not prefetched into shared memory, for which fewer programs would run at a time.
+  near = is_near(spec.buckets, *s.shape, tile)
+  if blocks.branch_only_loads:
+    return add(jax.lax.cond(near, load, lambda: jnp.broadcast_to(corner, s.shape)))
+  return jax.lax.cond(near, lambda: add(load()), lambda: add(jnp.broadcast_to(corner.astype(jnp.float32), s.shape)))
+
+
+def _add_scaled(s: jax.Array, factor: float, bias: jax.Array, *, interpret: bool) -> jax.Array:
+  """Computes factor * s + bias with inline assembly: XLA's Triton would emit more instructions."""
+  if interpret:
     return factor * s + bias.astype(jnp.float32)
+  if bias.dtype != jnp.bfloat16:
+    fma = f"fma.rn.f32 $0, $1, {literal(factor)}, $2;"
+    return inline_ptx(fma, "=f,f,f", [s, bias.astype(jnp.float32)])
   # A 32-bit register holds two biases.
   return inline_ptx(
     "{ .reg .b32 low, high; shl.b32 low, $4, 16; and.b32 high, $4, 0xffff0000;"
