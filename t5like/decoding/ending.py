@@ -26,9 +26,14 @@ class Endings:
   max_length: int
 
   @classmethod
-  def from_settings(cls, settings: DecodeSettings, eos_id: int | tuple[int, ...] | None) -> Endings:
-    eos_ids = eos_id if isinstance(eos_id, tuple) else () if eos_id is None else (eos_id,)
-    return cls(eos_ids, settings.stop_sequences, settings.min_length, settings.max_length)
+  def from_settings(cls, settings: DecodeSettings, eos_id: int | None) -> Endings:
+    own = () if eos_id is None else (eos_id,)
+    return cls(
+      tuple(dict.fromkeys((*own, *settings.more_ends))),
+      settings.stop_sequences,
+      settings.min_length,
+      settings.max_length,
+    )
 
   @property
   def margin(self) -> int:

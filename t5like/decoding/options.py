@@ -83,6 +83,14 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
   return merged
 
 
+def without_own_end(decoding: Mapping[str, Any], eos_id: int) -> dict[str, Any]:
+  """Returns a model's settings without the vocabulary's own end of sequence among `more_ends`."""
+  others = tuple(token for token in decoding.get("more_ends", ()) if token != eos_id)
+  return {name: value for name, value in decoding.items() if name != "more_ends"} | (
+    {"more_ends": others} if others else {}
+  )
+
+
 def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the options that a method uses, to keep when switching to it."""
   others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}

@@ -49,7 +49,7 @@ class SearchContext:
       seen = jnp.concatenate([prompts, generated], axis=1)
       if settings.repetition_penalty != 1.0:
         logits = penalize_repetition(logits, seen, settings.repetition_penalty)
-      if settings.no_repeat_ngram:
+      if 0 < settings.no_repeat_ngram <= seen.shape[1]:
         logits = forbid_repeated_ngrams(logits, seen, prompts.shape[1] + position, settings.no_repeat_ngram)
       if settings.forbidden:
         logits = forbid_sequences(logits, seen, prompts.shape[1] + position, settings.forbidden)
@@ -69,7 +69,7 @@ def decode(
   first_tokens: jax.Array,  # [batch]
   settings: DecodeSettings,
   *,
-  eos_id: int | tuple[int, ...] | None,
+  eos_id: int | None,
   pad_id: int = 0,
   limits: jax.Array | None = None,  # [batch] int32
   row_ids: jax.Array | None = None,  # [batch] int32
@@ -81,7 +81,7 @@ def decode(
 
   The cache has `settings.hypotheses_per_row` consecutive rows for each row of the batch.
 
-  eos_id: the end of sequence, or several tokens that end an output.
+  eos_id: the end of sequence; others are settings.more_ends.
   limits: the maximum number of tokens of each row; default: settings.max_length. May be traced, to avoid recompilation.
   row_ids: seed the randomness of each row; default: 0, 1, 2, ...
   seed: overrides settings.seed, and may be traced.

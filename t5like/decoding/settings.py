@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from t5like.errors import InvalidSetting, nearest
 
@@ -15,12 +15,13 @@ EARLY_STOPPING = ("never", "heuristic", "first")
 _DEFAULT_BEAMS = 4
 _MAX_LENGTH, _MAX_HYPOTHESES = 2**20, 4096  # lengths are rounded up to powers of 2
 _WHOLE = ("max_length", "min_length", "n_best", "top_k", "no_repeat_ngram", "seed")
+_WHOLE_OR_NONE = ("beams", "forced_first")
+_REAL = ("repetition_penalty", "temperature", "top_p", "min_p", "length_penalty")
 _TYPES = {
   **dict.fromkeys(_WHOLE, (numbers.Integral, "a whole number")),
-  **dict.fromkeys(("beams", "forced_first"), (numbers.Integral | None, "a whole number")),
-  **dict.fromkeys(
-    ("repetition_penalty", "temperature", "top_p", "min_p", "length_penalty"), (numbers.Real, "a number")
-  ),
+  **dict.fromkeys(_WHOLE_OR_NONE, (numbers.Integral | None, "a whole number")),
+  **dict.fromkeys(_REAL, (numbers.Real, "a number")),
+  "more_ends": (Sequence, "a list of token ids"),
   "forced_end": (bool, "True or False"),
 }
 
@@ -33,6 +34,7 @@ class DecodeSettings:
   max_length          maximum number of tokens, including the end of sequence
   min_length          minimum number of tokens before an end of sequence, or up to the end of a stop sequence
   stop_sequences      sequences of token ids that end an output, like the end of sequence
+  more_ends           ids of other ends of sequence, besides the vocabulary's, such as that of a chat's turn
   repetition_penalty  above 1, tokens of the prompt and the output become less likely (Keskar et al. 2019, 4.1)
   no_repeat_ngram     no sequence of this many tokens occurs twice in prompt and output (Paulus et al. 2017); 0: any may
   forbidden           sequences of token ids that no output contains; of a text, those that usually spell it, as a word
@@ -62,6 +64,7 @@ class DecodeSettings:
   max_length: int = 128
   min_length: int = 0
   stop_sequences: tuple[tuple[int, ...], ...] = ()
+  more_ends: tuple[int, ...] = ()
   repetition_penalty: float = 1.0
   no_repeat_ngram: int = 0
   forbidden: tuple[tuple[int, ...], ...] = ()
@@ -80,6 +83,12 @@ class DecodeSettings:
 
   def __post_init__(self):
     check_types(vars(self))
+    for field, kind in {**dict.fromkeys((*_WHOLE, *_WHOLE_OR_NONE), int), **dict.fromkeys(_REAL, float)}.items():
+      if (value := getattr(self, field)) is not None:  # of numpy, possibly
+        object.__setattr__(self, field, kind(value))
+    if not all(isinstance(token, numbers.Integral) for token in self.more_ends):
+      raise _invalid("more_ends", self.more_ends, _TYPES["more_ends"][1])
+    object.__setattr__(self, "more_ends", tuple(map(int, self.more_ends)))
     for field in ("stop_sequences", "forbidden"):
       sequences = tuple(tuple(int(token) for token in sequence) for sequence in getattr(self, field))
       object.__setattr__(self, field, sequences)

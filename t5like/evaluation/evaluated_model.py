@@ -15,7 +15,6 @@ from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import Languages, special_tokens, task_languages
 from t5like.inference import Model
-from t5like.inference.jobs import end_ids
 from t5like.inference.prompts import (
   PromptForm,
   has_training_config,
@@ -46,7 +45,6 @@ class EvaluatedModel:
   batch_size: int
   decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the model's own settings
   languages: Languages = dataclasses.field(default_factory=dict)
-  more_ends: tuple[int, ...] = ()  # tokens that end an answer, besides the vocabulary's end of sequence
 
   @classmethod
   def of(cls, module: nn.Module, mesh: Mesh, vocabulary: Vocabulary, experiment: Experiment | None) -> EvaluatedModel:
@@ -74,7 +72,7 @@ class EvaluatedModel:
     found = cls.of(model.module, model.mesh, model.vocabulary, model.experiment)
     if model.given_languages:
       found = dataclasses.replace(found, form=model.prompt_form, languages=model.languages)
-    return dataclasses.replace(found, decoding=model.decoding, more_ends=end_ids(model)[1:])
+    return dataclasses.replace(found, decoding=model.decoding)
 
   @cached_property
   def special(self) -> SpecialTokens:

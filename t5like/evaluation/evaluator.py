@@ -56,8 +56,7 @@ class Evaluator:
     self._model, self._settings = model, settings
     self._builder = PromptBuilder(model, settings, self._decode.max_length, open_task)
     self._batch_size = settings.batch_size or model.batch_size
-    ends = (model.special.eos, *model.more_ends)
-    self._generator = Generator(model.module, model.mesh, ends, start_id=model.special.start)
+    self._generator = Generator(model.module, model.mesh, model.special.eos, start_id=model.special.start)
     self._scorer = CandidateScorer(model.module, model.mesh, model.special.start, self._batch_size)
     self.identity = settings.identity(self._builder.template)
 

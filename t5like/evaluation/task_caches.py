@@ -18,7 +18,7 @@ class TaskCaches:
     self, model: Model, cache_dir: str | None, task_modules: Sequence[str], inputs_length: int | None = None
   ):
     self._caches = task_caches(model, cache_dir, task_modules, inputs_length)
-    self._modules, self._hint = task_modules, model.task_hint(cache_dir)
+    self._modules, self._hint = task_modules, model.source.task_hint(cache_dir)
 
   def open(self, name: str, split: str) -> dict[str, data.TokenCache]:
     """Returns the caches of a task, or of all tasks of a mixture, by task name."""

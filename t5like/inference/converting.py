@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import flax.linen as nn
 import jax
 
+from t5like.decoding.options import without_own_end
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_vocabulary, fits_embedding, model_fingerprint
 from t5like.experiments.experiment import Experiment
@@ -99,7 +100,7 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   # T5X checkpoints do not record a dropout rate: runs/finetune.gin sets it.
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
-  own = {"DECODING": _read_decoding(settings, here, imported)}
+  own = {"DECODING": _read_decoding(settings, here, imported, vocabulary)}
   storage.write_atomic(target / CONFIG, config_text(imported.model, name, origin, target, has_dropout, own))
   storage.write_atomic(target / REPORT, imported.report.full() + "\n")
   return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
@@ -165,8 +166,8 @@ def save_hugging_face(
       _save_tokenizer(folder, model, vocabulary, form)
     if decoding:
       hf_generation.write_decoding(folder, decoding, model.batch_layout == "encoder_decoder")
-    if origin is not None and experiment is None:
-      hf_generation.keep_template_and_ends(origin, folder)
+    if origin is not None:
+      hf_generation.keep_template(origin, folder)
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
 
@@ -242,13 +243,17 @@ def cast(params: Any, dtype: str) -> Any:
   return jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), params)
 
 
-def _read_decoding(settings: ImportSettings, source: Path, imported: Imported) -> Mapping[str, Any]:
+def _read_decoding(
+  settings: ImportSettings, source: Path, imported: Imported, vocabulary: Vocabulary | None
+) -> Mapping[str, Any]:
   """Returns the decoding settings of a Hugging Face folder."""
   from t5like.interop.hf_generation import decoding_of
 
   layout = imported.model.batch_layout
-  known = settings.library == "huggingface" and layout != "encoder"
-  return decoding_of(source, layout == "encoder_decoder") if known else {}
+  if settings.library != "huggingface" or layout == "encoder":
+    return {}
+  found = decoding_of(source, layout == "encoder_decoder")
+  return found if vocabulary is None else without_own_end(found, vocabulary.eos_id)
 
 
 def config_text(

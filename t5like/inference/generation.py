@@ -31,11 +31,8 @@ class Generator:
   All hosts call it with the same prompts and get the same outputs.
   """
 
-  def __init__(
-    self, model: nn.Module, mesh: Mesh, eos_id: int | tuple[int, ...] | None, pad_id: int = 0,
-    start_id: int | None = None,
-  ):  # fmt: skip
-    """Takes one end of sequence or several, and the decoder's start token if the config leaves it to the vocabulary."""
+  def __init__(self, model: nn.Module, mesh: Mesh, eos_id: int | None, pad_id: int = 0, start_id: int | None = None):
+    """Takes the end of sequence, and the decoder's start token if the config leaves it to the vocabulary."""
     if not hasattr(model, "start_decoding"):
       raise UserError(
         f"{type(model).__name__} does not generate text here",
@@ -70,7 +67,9 @@ class Generator:
     batch = {name: self._pad_to_bucket(array, padded_rows) for name, array in _with_lengths(prompts).items()}
     batch |= {"row_ids": _pad_rows(ids, padded_rows), "limits": _pad_rows(limits, padded_rows)}
     batch = shard_batch(batch, self._mesh)
-    static = dataclasses.replace(settings, max_length=decoding.bucket(settings.max_length), seed=0)
+    ends = tuple(token for token in settings.more_ends if 0 <= token < self.model.config.vocab_size)
+    length = decoding.bucket(settings.max_length)
+    static = dataclasses.replace(settings, max_length=length, seed=0, more_ends=ends)
     decoded = jax.device_get(self._decode(params, batch, np.uint32(settings.seed), settings=static))
     decoded = jax.tree.map(lambda x: x[:rows], decoded)
     return dataclasses.replace(decoded, tokens=decoded.tokens[:, :, : settings.max_length])
@@ -142,11 +141,14 @@ class Generator:
     def step(tokens, cache):
       return model.apply(variables, tokens, cache, method="decode_step")
 
+    cache = model.apply(variables, batch, settings.max_length, settings.hypotheses_per_row, method="start_decoding")
+    if settings.method != "beam":  # hypotheses do not replace each other
+      cache.pop("origins", None)
     tokens, lengths = model.decoder_prompt(batch)
     real = jnp.arange(tokens.shape[1])[None, :] < lengths[:, None]
     return decoding.decode(
       step,
-      model.apply(variables, batch, settings.max_length, settings.hypotheses_per_row, method="start_decoding"),
+      cache,
       model.first_tokens(batch),
       settings,
       eos_id=self._eos_id,

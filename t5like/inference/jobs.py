@@ -96,12 +96,6 @@ def _too_long(length: int, most: int, positions: int | None, reserved: int) -> s
   return f"too long: {length:,} tokens ({limit})"
 
 
-def end_ids(model: Model) -> tuple[int, ...]:
-  """Returns the tokens that end an output: the vocabulary's, then others of the configuration, as the end of a turn."""
-  known = {token for token in model.source.configured_eos_ids() if 0 <= token < model.config.vocab_size}
-  return (model.vocabulary.eos_id, *sorted(known - {model.vocabulary.eos_id}))
-
-
 class Generation:
   """Generates a continuation of each row, or an answer to it."""
 
@@ -111,7 +105,7 @@ class Generation:
     if model.module.batch_layout == "encoder":
       raise UserError(f"{model.kind} is an encoder and cannot generate text", try_="fill_mask, or embed")
     self._model, self.limits = model, limits
-    self._generator = model.runner(Generator, end_ids(model), 0, model.special.start)
+    self._generator = model.runner(Generator, model.vocabulary.eos_id, 0, model.special.start)
     self.set_decoding(settings, stops)
 
   def set_decoding(self, settings: DecodeSettings, stops: Sequence[str]) -> None:

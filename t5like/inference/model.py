@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from t5like import parallel
 from t5like.console import warn
-from t5like.decoding.options import decode_settings, with_defaults
+from t5like.decoding.options import decode_settings, with_defaults, without_own_end
 from t5like.errors import UserError, nearest
 from t5like.experiments.characters import with_characters
 from t5like.experiments.compatibility import check_splits, model_fingerprint
@@ -166,7 +166,7 @@ class Model(HeadMethods, InsideMethods):
     Returns: an Output per text; with `samples` or `n_best`, a list of Outputs per text.
     """
     given = dict(settings)
-    is_default = beams is None or (beams == 1 and "beams" not in self.decoding)
+    is_default = beams is None or (beams == 1 and "beams" not in self.decoding and "n_best" not in settings)
     given |= {} if is_default else {"beams": beams}
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
     given |= {"max_length": max_length} if max_length is not None else {}
@@ -264,8 +264,7 @@ class Model(HeadMethods, InsideMethods):
     """
     target = new_folder(folder)
     module, params = merged(with_threshold(self.module, self.folder, self.step()), self.params)
-    own = {"DECODING": self.source.decoding, "LANGUAGES": self.languages}
-    save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder, own)
+    save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder, self.macros)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
@@ -312,8 +311,14 @@ class Model(HeadMethods, InsideMethods):
 
     With languages whose codes open a text (mBART-50), the first token is that of the output's.
     """
-    own, opened = self.source.decoding, self.special.before_targets
+    own, opened = self.macros["DECODING"], self.special.before_targets
     return {**own, "forced_first": opened[0]} if self.languages and opened else own
+
+  @property
+  def macros(self) -> dict[str, Mapping[str, Any]]:
+    """The model's own settings, as macros of a configuration."""
+    own = without_own_end(self.source.decoding, self.vocabulary.eos_id)
+    return {"DECODING": own, "LANGUAGES": self.languages}
 
   @property
   def languages(self) -> Mapping[str, tuple[str, str]]:
@@ -378,10 +383,6 @@ class Model(HeadMethods, InsideMethods):
     structure = hashlib.sha256(repr(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
     weights = weights_digest(self.source.files(step))
     return {"weights": weights, "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
-
-  def task_hint(self, cache_dir: str | None = None) -> str:
-    """Returns the options for the tasks and token caches of the model's own run, but for those that are in use."""
-    return self.source.task_hint(cache_dir)
 
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ def prompt_form(
     if around := getattr(model.head, "around", None):
       return PromptForm(*around, eos)
     if is_imported and model.backbone.batch_layout in ("decoder", "prefix_lm") and model.head.form in _OF_ROWS:
-      _, after = getattr(vocabulary, "template", None) or ((), ())  # as in Hugging Face: its tokenizer's texts
+      _, after = _template(vocabulary)  # as in Hugging Face: its tokenizer's texts
       special = dataclasses.replace(special, closes_rows=eos in after)
     return _row_form(PairForm.of(special), eos)
   if model.batch_layout == "encoder":
@@ -82,9 +82,8 @@ def prompt_form(
       return text_form(special)
     closed = is_imported or experiment.objective is None or experiment.objective.closed
     opened = is_imported and isinstance(vocabulary, SubwordVocabulary)
-    template = vocabulary.template if opened else None
-    if template and len(template[0]) <= 1 and template[1][:1] == (eos,) and len(template[1]) <= 2:
-      before, after = template
+    before, after = _template(vocabulary) if opened else ((), ())
+    if len(before) <= 1 and after[:1] == (eos,) and len(after) <= 2:
       return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
   if is_imported and getattr(model, "bidirectional", False):  # ELMo
@@ -112,7 +111,7 @@ def _template(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]
       vocabulary = load_tokenizer_json(vocabulary.path.with_name(_TOKENIZER))
     except UserError:
       return (), ()
-  return vocabulary.template or ((), ())
+  return getattr(vocabulary, "template", None) or ((), ())
 
 
 def with_rows_of(special: SpecialTokens, model: nn.Module, form: PromptForm) -> SpecialTokens:

@@ -34,7 +34,7 @@ def task_caches(
     model.vocabulary_name,
     model.vocabulary,
     modules,
-    hint=model.task_hint(cache_dir),
+    hint=model.source.task_hint(cache_dir),
     lengths={"inputs": inputs_length or inputs, "targets": targets},
     evaluation=True,
   )

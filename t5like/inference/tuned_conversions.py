@@ -45,7 +45,10 @@ def merge_model(settings: TunedSettings, hugging_face: bool = False) -> Conversi
   module, params = merged(model.module, model.source.read(settings.step, False, None))
   if settings.dtype:
     params = cast(params, settings.dtype)
-  save_hugging_face(target, module, params, model.vocabulary, model.experiment, model.source.model_type)
+  save_hugging_face(
+    target, module, params, model.vocabulary, model.experiment, model.source.model_type, model.decoding,
+    storage.as_path(model.source.base_path),
+  )  # fmt: skip
   return Conversion.of(target, params)
 
 
@@ -70,7 +73,8 @@ def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabula
     arrays = {path: x for path, x in flatten(model.params).items() if path.startswith("head/")} | arrays
   save_parameters(target, unflatten(arrays), fingerprint=fingerprint | {"base": found.digest})
   name = copy_vocabulary(model.vocabulary_name, model.vocabulary, target)
-  text = config_text(module, name, f"Converted from {source} by `t5like convert`.", target)
+  origin = f"Converted from {source} by `t5like convert`."
+  text = config_text(module, name, origin, target, settings=model.macros)
   text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
   storage.write_atomic(target / CONFIG, text + bindings_text("TRAINABLE", trained.method))
   write_base(target, str(base), found.digest)

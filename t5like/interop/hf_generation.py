@@ -38,7 +38,8 @@ def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
   if ignored := [name for name, default in _IGNORED.items() if hf.get(name) not in (None, default)]:
     warn(f"{path}: ignored " + ", ".join(f"{name} = {str(hf[name])[:60]}" for name in ignored))
   try:
-    return _from_hf(hf, encoder_decoder) | _forbidden(hf, ends_of(folder))
+    ends = ends_of(folder)
+    return _from_hf(hf, encoder_decoder) | _forbidden(hf, ends) | ({"more_ends": tuple(ends)} if ends else {})
   except ValueError as error:
     raise UserError(f"invalid {error} in {path}") from None
 
@@ -83,6 +84,8 @@ def write_decoding(folder: Path, decoding: Mapping[str, Any], encoder_decoder: b
   """Writes generation_config.json for the model in `folder`; its ids are those of config.json. See `check_decoding`."""
   config = read_json(folder / "config.json")
   hf: dict[str, Any] = {name: config[name] for name in _IDS if config.get(name) is not None}
+  if more := decoding.get("more_ends"):
+    hf["eos_token_id"] = list(dict.fromkeys([*_ends(config), *more]))
   for bound in ("max", "min"):
     if length := decoding.get(f"{bound}_length"):
       hf |= {f"{bound}_length": length + 1} if encoder_decoder else {f"{bound}_new_tokens": length}
@@ -110,26 +113,27 @@ def check_decoding(decoding: Mapping[str, Any]) -> None:
     )
 
 
-def keep_template_and_ends(origin: Path, folder: Path) -> None:
-  """Copies the chat template of a Hugging Face folder and, if it has several, its ends of sequence."""
+def keep_template(origin: Path, folder: Path) -> None:
+  """Copies the chat template of a Hugging Face folder."""
   if (origin / _TEMPLATE).is_file():
     shutil.copy(origin / _TEMPLATE, folder)
   elif (path := origin / "tokenizer_config.json").is_file():
     if isinstance(template := read_json(path).get("chat_template"), str):
       (folder / _TEMPLATE).write_text(template, encoding="utf-8")
-  if len(ends := ends_of(origin)) > 1:
-    settings = read_json(folder / FILE) if (folder / FILE).is_file() else {}
-    (folder / FILE).write_text(json.dumps(settings | {"eos_token_id": ends}, indent=2) + "\n")
 
 
 def ends_of(folder: Path) -> list[int]:
   """Returns the ids that end an output of the model of a folder."""
   for name in (FILE, "config.json"):
     if (folder / name).is_file():
-      found = read_json(folder / name).get("eos_token_id")
-      if ends := [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]:
+      if ends := _ends(read_json(folder / name)):
         return ends
   return []
+
+
+def _ends(hf: Mapping[str, Any]) -> list[int]:
+  found = hf.get("eos_token_id")
+  return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
 
 
 def _whole(hf: Mapping[str, Any], name: str) -> int | None:

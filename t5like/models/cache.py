@@ -13,7 +13,7 @@ layers            {"generated", "prompt", "cross"} for every layer: keys and val
 prompt_valid      [batch, prompt length]: True on the prompt's tokens except the last; absent if no prompt has more
 encoder_valid     [batch, encoder length] (encoder-decoder only): True on the input's tokens
 origins           [batch, hypotheses, length] int32: which hypothesis of the row wrote the token that a hypothesis has
-                  at a position; absent with one hypothesis per row
+                  at a position; absent if each has its own: with one hypothesis per row, or samples
 """
 
 import dataclasses

@@ -53,6 +53,8 @@ from t5like.vocabularies import load_vocabulary
     (dict(method="sample", temperature="high"), "a number"),
     (dict(repetition_penalty=True), "a number"),
     (dict(forced_end="no"), "True or False"),
+    (dict(more_ends=5), "a list of token ids"),
+    (dict(more_ends=["</s>"]), "a list of token ids"),
   ],
 )
 def test_invalid_settings_are_named(given, expected):
@@ -84,11 +86,19 @@ def test_the_limits_of_ranges_are_valid():
   DecodeSettings(method="beam", beams=1)
 
 
+def test_numbers_of_numpy_are_numbers():
+  given = DecodeSettings(
+    method="beam", max_length=np.int64(9), beams=np.int32(2), length_penalty=np.float32(0.5), more_ends=[np.int64(7)]
+  )
+  assert given == DecodeSettings(method="beam", max_length=9, beams=2, length_penalty=0.5, more_ends=(7,))
+  assert type(given.max_length) is int and type(given.length_penalty) is float
+
+
 def test_defaults():
   """As documented, with T5X's penalty and stopping."""
   assert dataclasses.asdict(DecodeSettings()) == dict(
-    method="greedy", max_length=128, min_length=0, stop_sequences=(), repetition_penalty=1.0, no_repeat_ngram=0,
-    forbidden=(), forced_first=None, forced_end=False, temperature=1.0, top_k=0,
+    method="greedy", max_length=128, min_length=0, stop_sequences=(), more_ends=(), repetition_penalty=1.0,
+    no_repeat_ngram=0, forbidden=(), forced_first=None, forced_end=False, temperature=1.0, top_k=0,
     top_p=1.0, min_p=0.0, seed=0, beams=None, length_penalty=0.6, penalty_form="gnmt", early_stopping="never", n_best=1,
   )  # fmt: skip
 

@@ -11,12 +11,15 @@ import jax
 import numpy as np
 import pytest
 from infer_models import folder_of, golden, words
+from safetensors.numpy import save_file
 
 from t5like import parallel
 from t5like.decoding import Decoded
 from t5like.errors import UserError
 from t5like.inference import Choice, Generator, Output, load
+from t5like.inference.converting import ImportSettings, import_checkpoint
 from t5like.inference.memory import MemoryCheckedFunction
+from t5like.inference.tuned_conversions import TunedSettings, from_peft, merge_model
 from t5like.interop import huggingface
 from t5like.models import T5 as T5Model
 from t5like.models import TransformerConfig
@@ -106,6 +109,57 @@ def test_outputs_end_at_every_end_of_sequence_of_the_configuration(models, folde
     assert len(longer) == 6 and other not in longer
 
 
+def test_conversions_keep_decoding_settings_and_all_ends(folders, tmp_path):
+  """Also those of a base that peft's adapters were trained on."""
+  text, folder = texts_of(GPT2)[0], shutil.copytree(folders["gpt2"], tmp_path / "folder")
+  full = load(folder).generate(text, max_length=9).text.split()
+  ends = [GPT2["eos"], int(full[3][1:])]
+  settings = {"eos_token_id": ends, "max_new_tokens": 9, "repetition_penalty": 1.1}
+  (folder / "generation_config.json").write_text(json.dumps(settings))
+  (folder / "chat_template.jinja").write_text("{{ messages }}")
+  model, adapter = load(folder), tmp_path / "adapter"
+  adapter.mkdir()
+  config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+  (adapter / "adapter_config.json").write_text(json.dumps(config | {"task_type": "CAUSAL_LM"}))
+  name, width = "base_model.model.transformer.h.0.attn.c_attn", model.config.embed_dim
+  matrices = {"lora_A": np.ones((2, width), np.float32), "lora_B": np.zeros((3 * width, 2), np.float32)}
+  save_file({f"{name}.{part}.weight": x for part, x in matrices.items()}, adapter / "adapter_model.safetensors")
+  import_checkpoint(ImportSettings(folder, tmp_path / "imported"))
+  from_peft(adapter, folder, tmp_path / "tuned")
+  merge_model(TunedSettings(tmp_path / "tuned", tmp_path / "merged"))
+  merge_model(TunedSettings(tmp_path / "tuned", tmp_path / "merged_hf"), hugging_face=True)
+  model.save(tmp_path / "saved")
+  load(tmp_path / "imported").save_hf(tmp_path / "exported")
+  expected = model.generate(text)
+  assert expected.finished and expected.text.split() == full[: full.index(f"w{ends[1]}")]
+  for kept in ("imported", "tuned", "merged", "merged_hf", "saved", "exported"):
+    again = load(tmp_path / kept)
+    assert again.decoding == model.decoding and again.generate(text) == expected, kept
+  used = load(folder, adapters={"tuned": tmp_path / "tuned"}).use("tuned")
+  assert used.generate(text) == expected
+  for kept in ("merged_hf", "exported"):
+    assert json.loads((tmp_path / kept / "generation_config.json").read_text())["eos_token_id"] == ends
+  assert (tmp_path / "merged_hf/chat_template.jinja").is_file()
+
+
+def test_samples_do_not_depend_on_their_number(models):
+  """Each sample reads only what it wrote itself."""
+  text = texts_of(GPT2)[0]
+  many = models["gpt2"].generate(text, samples=5, max_length=8, seed=3)
+  assert many[:2] == models["gpt2"].generate(text, samples=2, max_length=8, seed=3)
+  assert len({one.text for one in many}) == 5
+
+
+def test_one_beam_has_one_output(models):
+  with pytest.raises(UserError, match="n_best"):
+    models["gpt2"].generate("w3", beams=1, n_best=3)
+
+
+def test_the_longest_sequence_that_may_not_repeat_may_be_longer_than_the_output(models):
+  expected = models["gpt2"].generate("w3 w4", max_length=4)
+  assert models["gpt2"].generate("w3 w4", max_length=4, no_repeat_ngram=100_000) == expected
+
+
 def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
   folder = shutil.copytree(folders["gpt2"], tmp_path / "folder")
   settings = {"max_new_tokens": 5, "min_new_tokens": 2, "repetition_penalty": 1.8, "no_repeat_ngram_size": 2}
@@ -113,7 +167,7 @@ def test_a_decoders_generation_settings_are_saved(folders, tmp_path):
   (folder / "chat_template.jinja").write_text("{{ messages }}")
   (folder / "generation_config.json").write_text(json.dumps(settings))
   model = load(folder)
-  assert len(model.decoding) == 9
+  assert len(model.decoding) == 10
   model.save_hf(tmp_path / "saved")
   assert settings.items() <= json.loads((tmp_path / "saved/generation_config.json").read_text()).items()
   assert (tmp_path / "saved/chat_template.jinja").read_text() == "{{ messages }}"

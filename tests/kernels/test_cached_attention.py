@@ -35,13 +35,15 @@ def by_hand(position: int, row: int, head: int, index: np.ndarray, prompt: int |
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", [False, True])
-@pytest.mark.parametrize("hypotheses", [1, HYPOTHESES])
+@pytest.mark.parametrize(("hypotheses", "beams"), [(1, False), (HYPOTHESES, False), (HYPOTHESES, True)])
 @pytest.mark.parametrize(("position", "prompt", "bias"), [(0, True, True), (33, False, True), (66, True, False)])
-def test_a_step_attends_to_prompt_and_generated_tokens_and_writes_its_own(kernel, hypotheses, position, prompt, bias):
-  """With several hypotheses, a token of the past may have been written by another one of the row."""
+def test_a_step_attends_to_prompt_and_generated_tokens_and_writes_its_own(
+  kernel, hypotheses, beams, position, prompt, bias
+):
+  """A beam may have tokens that another one of the row has written."""
   rows = BATCH * hypotheses
   index = np.repeat([39, 8], hypotheses).astype(np.int32) + position
-  origins = ORIGINS if hypotheses > 1 else None
+  origins = ORIGINS if beams else None
   out, generated = attend_and_write(
     jnp.asarray(NEW[:rows]), GeneratedKV(jnp.asarray(GENERATED[:rows]), jnp.int32(position), origins),
     SharedKV(jnp.asarray(PROMPTS), jnp.asarray(VALID)) if prompt else None,
@@ -50,7 +52,7 @@ def test_a_step_attends_to_prompt_and_generated_tokens_and_writes_its_own(kernel
 
   def past(row):
     writer = np.full(STEPS, row)
-    if hypotheses > 1:
+    if beams:
       writer = row // hypotheses * hypotheses + ORIGINS[row // hypotheses, row % hypotheses]
     return np.moveaxis(GENERATED[writer, :, :, np.arange(STEPS)], 0, 2)  # [2, heads, steps, kv]
 

@@ -8,6 +8,7 @@ step, and each head's keys are contiguous in memory. A group of heads / kv_heads
 
 Beam search replaces hypotheses by continuations of others. What they have written is not moved. Instead, `origins`
 [batch, hypotheses, length] says which hypothesis of the row wrote the token that a hypothesis has at a position.
+Samples have none: each reads only what it wrote.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class GeneratedKV:
 
   keys_values: jax.Array  # [rows, 2, kv_heads, length, kv]
   position: jax.Array  # []: where the new token is written; later positions are not read
-  origins: jax.Array | None = None  # [batch, hypotheses, length] int32; None: one hypothesis per row
+  origins: jax.Array | None = None  # [batch, hypotheses, length] int32; None: each hypothesis wrote its own tokens
   window: int | None = static(None)  # positions that are read, the new one included; None: all
 
 
@@ -113,8 +114,11 @@ def _plain(
   query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float,
   prefix: jax.Array | None, synthesized: StepScores | None = None,
 ) -> jax.Array:  # fmt: skip
-  """Attends with plain products; in the equations, n and m are hypotheses, h heads of keys, g those of queries that
-  read one, and k keys."""
+  """Attends with plain products.
+
+  In the equations, n are hypotheses, m those that wrote a key, h heads of keys, g those of queries that read one, and k
+  keys.
+  """
   batch, (_, heads, kv) = _batch_size(query, generated, shared), query.shape
   kv_heads = (generated or shared).keys_values.shape[2]
   split = query.reshape(batch, -1, kv_heads, heads // kv_heads, kv)
@@ -132,15 +136,17 @@ def _plain(
       s = s + jnp.einsum("hbnk->bnhk", _bias_at(bias.by_distance, back)).reshape(s.shape)
     scores.append(jnp.where(shared.valid[:, None, None, None, :], s, _MASKED))
   if generated is not None:
-    # To attend to what all hypotheses of the row have written, and mask the others, is cheaper than to gather.
+    # To attend to what all beams of the row have written, and mask the others, is cheaper than to gather.
+    m = "" if generated.origins is None else "m"
     written = generated.keys_values.reshape(batch, -1, *generated.keys_values.shape[1:])
-    s = scale * _product("bnhgd,bmhkd->bnhgmk", split, written[:, :, 0])
+    s = scale * _product(f"bnhgd,b{m or 'n'}hkd->bnhg{m}k", split, written[:, :, 0])
     if synthesized is not None:
       s = _with_synthesized(s, synthesized, synthesized.index - generated.position)
     if bias is not None:
       by_key = _bias_at(bias.by_distance, generated.position - jnp.arange(s.shape[-1]))  # [heads, key]
-      s = s + by_key.reshape(1, 1, *s.shape[2:4], 1, -1)
-    scores.append(jnp.where(_own(generated, *s.shape[4:])[:, :, None, None], s, _MASKED).reshape(*s.shape[:4], -1))
+      s = s + by_key.reshape(1, 1, *s.shape[2:4], *(1 for _ in m), -1)
+    visible = _own(generated, *s.shape[4:])[:, :, None, None] if m else _readable(generated, s.shape[-1])
+    scores.append(jnp.where(visible, s, _MASKED).reshape(*s.shape[:4], -1))
   weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(query.dtype)
   out = jnp.zeros(split.shape, jnp.float32)
   if learned:
@@ -149,7 +155,7 @@ def _plain(
     out = out + _product("bnhgk,bhkd->bnhgd", weights[..., learned : learned + length], shared.keys_values[:, 1])
   if generated is not None:
     weights = weights[..., -scores[-1].shape[-1] :].reshape(s.shape)
-    out = out + _product("bnhgmk,bmhkd->bnhgd", weights, written[:, :, 1])
+    out = out + _product(f"bnhg{m}k,b{m or 'n'}hkd->bnhgd", weights, written[:, :, 1])
   return out.astype(query.dtype).reshape(query.shape)
 
 
@@ -166,16 +172,21 @@ def _with_synthesized(products: jax.Array, given: StepScores, first: jax.Array) 
 
 
 def _own(generated: GeneratedKV, hypotheses: int, length: int) -> jax.Array:
-  """Whether hypothesis n has the token that hypothesis m wrote at a position, [batch or 1, n, m, length]."""
-  positions, index = jnp.arange(length), jnp.arange(hypotheses)
-  own = jnp.broadcast_to((index[:, None] == index[None, :])[None, :, :, None], (1, hypotheses, hypotheses, length))
-  if generated.origins is not None:
-    before = positions[None, None, None, :] < generated.position
-    own = jnp.where(before, generated.origins[:, :, None, :] == index[None, None, :, None], own)
+  """Whether hypothesis n reads the token that hypothesis m wrote at a position, [batch, n, m, length]."""
+  index = jnp.arange(hypotheses)
+  newest = (index[:, None] == index[None, :])[None, :, :, None]
+  before = jnp.arange(length)[None, None, None, :] < generated.position
+  own = jnp.where(before, generated.origins[:, :, None, :] == index[None, None, :, None], newest)
+  return own & _readable(generated, length)[None, None, None, :]
+
+
+def _readable(generated: GeneratedKV, length: int) -> jax.Array:
+  """Whether tokens at a position are read, [length]."""
+  positions = jnp.arange(length)
   readable = positions <= generated.position
   if generated.window is not None:
     readable = readable & (positions > generated.position - generated.window)
-  return own & readable[None, None, None, :]
+  return readable
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -221,4 +232,7 @@ def _fused(
     return attend_per_row(operands, scale, interpret)
   if generated is not None:
     operands["origins"] = generated.origins
+    if generated.origins is None:
+      hypotheses, length = len(new) // batch, generated.keys_values.shape[3]
+      operands["origins"] = jnp.broadcast_to(jnp.arange(hypotheses)[None, :, None], (batch, hypotheses, length))
   return attend_per_batch_row(operands, batch, scale, interpret)

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
 from t5like.kernels.cross_entropy import cross_entropy
-from t5like.models.heads.states import HIDDEN, Features, LayerMix, check_labels, check_pooling, dropout, output, pool
+from t5like.models.heads.states import (
+  HIDDEN,
+  Features,
+  LayerMix,
+  check_labels,
+  check_pooling,
+  check_rates,
+  dropout,
+  output,
+  pool,
+)
 from t5like.models.layers import dense
 
 
@@ -130,6 +140,7 @@ def _check(head: Any) -> None:
   name = type(head).__name__
   if head.hidden_dim is not None and head.hidden_dim < 1:
     raise UserError(f"invalid {name}.hidden_dim: {head.hidden_dim!r}", expected="a positive number, or None")
+  check_rates(head)
   check_pooling(name, head.pooling, head.mix_layers)
   if head.hidden is not None and head.hidden not in HIDDEN:
     raise UserError(

@@ -1,6 +1,7 @@
 """The input of a head: a backbone's states, and what heads do with them before their own layers."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,16 @@ def check_labels(head: Any) -> None:
   labels = head.labels
   if len(labels) < 2 or len(set(labels)) < len(labels) or not all(isinstance(label, str) for label in labels):
     raise UserError(f"invalid {type(head).__name__}.labels: {labels!r}", expected="two or more different names")
+
+
+def check_rates(head: Any) -> None:
+  """Raises UserError if a dropout rate or a weight of a head is out of range."""
+  settings = {name: getattr(head, name, None) for name in ("dropout_rate", "pooled_dropout_rate", "lm_loss_weight")}
+  for name, value in settings.items():
+    most = math.inf if name == "lm_loss_weight" else 1.0
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < most):
+      expected = "a number from 0" if most == math.inf else "0 <= rate < 1"
+      raise UserError(f"invalid {type(head).__name__}.{name}: {value!r}", expected=expected)
 
 
 def check_pooling(head: str, pooling: str, mix_layers: bool) -> None:

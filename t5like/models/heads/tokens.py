@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.cross_entropy import cross_entropy
-from t5like.models.heads.states import Features, LayerMix, check_labels, dropout, output
+from t5like.models.heads.states import Features, LayerMix, check_labels, check_rates, dropout, output
 
 
 class TaggingHead(nn.Module):
@@ -28,6 +28,7 @@ class TaggingHead(nn.Module):
   def check(self) -> None:
     """Raises UserError if a setting is invalid."""
     check_labels(self)
+    check_rates(self)
 
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
@@ -64,7 +65,7 @@ class SpanHead(nn.Module):
   lm_loss_weight: ClassVar[float] = 0.0
 
   def check(self) -> None:
-    """Has nothing to check."""
+    check_rates(self)
 
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
