@@ -13,7 +13,7 @@
   t5like infer --model=~/downloads/t5-base --adapters=nli=~/runs/nli_lora --adapters=qa=~/runs/qa_lora --adapter=nli
 
 A head reads these fields of JSON lines besides the text: second (of a pair), passage (of a question), choices; or
-instead of the text: words (to tag).
+instead of the text: words (to tag). Rows for training can be read, too: text, text_pair, tokens.
 
 The model is a model directory or a Hugging Face folder. Run a killed command again to resume it: no row of --output is
 repeated or lost, and rows keep their order.

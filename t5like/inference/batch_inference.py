@@ -16,6 +16,7 @@ from t5like.experiments.heads import check_can_score
 from t5like.files import storage
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
+from t5like.inference.heads.jobs import WORDS
 from t5like.inference.heads.task_rows import labeled_task_rows
 from t5like.inference.job_settings import Generate, JobSettings, ReadSettings
 from t5like.inference.jobs import Limits
@@ -126,7 +127,7 @@ def input_rows(model: Model, settings: InferenceSettings, reading: ReadSettings)
     total = row_files.count_lines(settings.input)
     if total == 0:
       raise UserError(f"{settings.input} is empty")
-    words = "words" if isinstance(model.module, WithHead) and model.module.head.form == "tagging" else None
+    words = WORDS if isinstance(model.module, WithHead) and model.module.head.form == "tagging" else ()
     return row_files.read_rows(settings.input, reading.form, reading.limits.field, words), total
   with _redirect_stdout_to_stderr():
     caches = task_caches(model, settings.cache_dir, settings.modules)

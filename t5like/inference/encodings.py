@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,8 @@ class MaskFiller:
         f"this {type(model).__name__} cannot fill masks: it has no masked-LM head",
         expected="an encoder with TransformerConfig.mlm_head, such as BertForMaskedLM",
       )
-    if not 1 <= top <= model.config.vocab_size:
-      raise UserError(f"invalid number of tokens per mask: {top}", expected=f"1 to {model.config.vocab_size}")
+    if not isinstance(top, numbers.Integral) or not 1 <= top <= model.config.vocab_size:
+      raise UserError(f"invalid number of tokens per mask: {top!r}", expected=f"1 to {model.config.vocab_size}")
     self.model = model
     self._mesh, self._mask_id, self._top = mesh, mask_id, top
     self._fill = MemoryCheckedFunction(self._traced, mesh)

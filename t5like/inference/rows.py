@@ -21,7 +21,7 @@ from t5like.experiments.token_caches import CachedTask
 from t5like.vocabularies import Vocabulary
 
 STDIN = "-"
-TEXT_FIELD = "inputs"
+TEXT_FIELD, TRAINING_FIELD = "inputs", "text"  # the latter in rows for training
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 _PREFETCH = 4096  # rows prefetched from a pipe
@@ -101,8 +101,8 @@ def input_format(path: str, given: str | None) -> str:
   return "jsonl" if name.endswith((".jsonl", ".json", ".ndjson")) else "text"
 
 
-def read_rows(path: str, kind: str, field: str, words: str | None = None) -> Rows:
-  """Reads the rows of a file, or of standard input for "-". A list in the field `words` may replace a row's text."""
+def read_rows(path: str, kind: str, field: str, words: Sequence[str] = ()) -> Rows:
+  """Reads the rows of a file, or of standard input for "-". A list in one of the fields `words` may replace a text."""
   lines = _lines(path)
   return _text_rows(lines) if kind == "text" else _json_rows(lines, field, words)
 
@@ -151,7 +151,7 @@ def _text_rows(lines: Iterable[bytes]) -> Rows:
       yield RejectedRow(number, location, _invalid_utf8(error))
 
 
-def _json_rows(lines: Iterable[bytes], field: str, words: str | None) -> Rows:
+def _json_rows(lines: Iterable[bytes], field: str, words: Sequence[str]) -> Rows:
   """Parses JSON lines; skips blank ones."""
   numbers = itertools.count()
   for at, line in enumerate(lines):
@@ -159,7 +159,7 @@ def _json_rows(lines: Iterable[bytes], field: str, words: str | None) -> Rows:
       yield _json_row(next(numbers), f"line {at + 1}", line, field, words)
 
 
-def _json_row(number: int, location: str, line: bytes, field: str, words: str | None) -> Row | RejectedRow:
+def _json_row(number: int, location: str, line: bytes, field: str, words: Sequence[str]) -> Row | RejectedRow:
   try:
     parsed = json.loads(line.decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -172,9 +172,12 @@ def _json_row(number: int, location: str, line: bytes, field: str, words: str | 
     return RejectedRow(
       number, location, f"expected a JSON object, got {type(parsed).__name__}: {line.decode('utf-8')[:_SHOWN]}"
     )
-  listed = parsed.get(words)
-  if field not in parsed and isinstance(listed, list) and all(isinstance(word, str) for word in listed):
-    return Row(number, location, " ".join(listed), parsed)
+  if field not in parsed:
+    lists = [parsed[name] for name in words if isinstance(parsed.get(name), list)]
+    if lists and all(isinstance(word, str) for word in lists[0]):
+      return Row(number, location, " ".join(lists[0]), parsed)
+  if field == TEXT_FIELD and field not in parsed and TRAINING_FIELD in parsed:
+    field = TRAINING_FIELD
   if field not in parsed:
     known = f"it has {', '.join(parsed) or 'nothing'}"
     close = nearest(field, parsed, count=1)

@@ -19,8 +19,9 @@ from t5like.experiments.languages import special_tokens
 from t5like.inference.converting import save_hugging_face
 from t5like.inference.prompts import prompt_form, with_rows_of
 from t5like.interop import huggingface
+from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
 from t5like.interop.layouts import expected_shapes, unflatten
-from t5like.models import GPT
+from t5like.models import GPT, TransformerConfig
 from t5like.models.heads import (
   ClassificationHead,
   EmbeddingHead,
@@ -32,7 +33,7 @@ from t5like.models.heads import (
 )
 from t5like.objectives.segments import PairForm
 from t5like.objectives.spans import make_windows
-from t5like.vocabularies import load_vocabulary
+from t5like.vocabularies import load_vocabulary, vocabulary_in
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -78,6 +79,18 @@ def test_texts_of_an_imported_decoder_end_as_its_tokenizer_ends_them(tmp_path):
   model.save_hf(tmp_path / "saved")
   again = t5like.load(tmp_path / "saved")
   assert again.prompt_form == model.prompt_form and again.classify(texts[0]) == model.classify(texts[0])
+
+
+def test_texts_of_an_exported_gpt2_classifier_end_as_its_tokenizer_json_says(tmp_path):
+  """Its vocabulary is read from vocab.json and merges.txt, which do not say it."""
+  vocabulary = load_vocabulary("gpt2")
+  eos = vocabulary.eos_id
+  save_tokenizer(tmp_path, vocabulary, TextSpecialTokens(None, eos), 16)
+  found = load_vocabulary(str(vocabulary_in(tmp_path)))
+  assert found.path.name != "tokenizer.json"
+  config = TransformerConfig(vocab_size=vocabulary.vocab_size, embed_dim=8, num_heads=2, head_dim=4, mlp_dim=8)
+  model = attach_head(GPT(config), ClassificationHead(("no", "yes"), pooling="last"))
+  assert prompt_form(model, found, None).tokens([5, 6]) == [5, 6, eos]
 
 
 def test_a_question_has_any_number_of_choices(tmp_path):

@@ -15,7 +15,7 @@ from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.finetuning.methods import LoRA
 from t5like.models import BERT, GPT, T5, TransformerConfig
-from t5like.models.heads import ClassificationHead, TaggingHead, WithHead
+from t5like.models.heads import ClassificationHead, SpanHead, TaggingHead, WithHead
 from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
 from t5like.runs.preparing import prepare
@@ -200,10 +200,12 @@ def _check_methods(task, model):
       model.tag("")
     words = [tag.word for tag in tags]
     rows, answers = Path(model.folder) / "rows.jsonl", Path(model.folder) / "answers.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ({"words": words}, {"inputs": " ".join(words)})))
+    rows.write_text(
+      "".join(json.dumps(row) + "\n" for row in ({"words": words}, {"tokens": words}, {"text": " ".join(words)}))
+    )
     assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}"]) == 0
     found = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert [answer["tags"] for answer in found] == [[tag.label for tag in tags]] * 2
+    assert [answer["tags"] for answer in found] == [[tag.label for tag in tags]] * 3
     rows.write_text('{"words": "the ship"}\n')
     assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}.2"]) == 1
   elif task == "toy_spans":
@@ -301,6 +303,9 @@ def test_commands_train_evaluate_and_infer(cached, run_command, caches, tmp_path
   (tmp_path / "texts.jsonl").write_text('{"inputs": "a good ship"}\n{"inputs": "a", "second": "bad ship"}\n')
   lines = run_command("infer", f"--model={run}", f"--input={tmp_path / 'texts.jsonl'}").stdout.splitlines()
   assert [json.loads(line)["label"] in ("negative", "positive") for line in lines] == [True, True]
+  (tmp_path / "rows.jsonl").write_text('{"text": "a good ship"}\n{"text": "a", "text_pair": "bad ship"}\n')  # to train
+  same = run_command("infer", f"--model={run}", f"--input={tmp_path / 'rows.jsonl'}").stdout.splitlines()
+  assert [json.loads(line)["probabilities"] for line in same] == [json.loads(line)["probabilities"] for line in lines]
   lines = run_command(
     "infer", f"--model={run}", "--task=toy_classification", "--examples=3", *shared
   ).stdout.splitlines()
@@ -335,6 +340,16 @@ def test_a_plan_counts_the_head(settings):
     ("bert", "toy_classification", {"pack": True}, "PACK = True does not support a head"),
     ("gpt", "toy_tagging", {"head": ClassificationHead(pooling="pooler")}, "do not fit"),
     ("t5", "toy_classification", {"head": ClassificationHead(pooling="pooler")}, "T5 has no pooler"),
+    (
+      "bert",
+      "toy_classification",
+      {"head": ClassificationHead(dropout_rate=2)},
+      "invalid ClassificationHead.dropout_rate",
+    ),
+    ("bert", "toy_classification", {"head": ClassificationHead(pooled_dropout_rate=1.0)}, "0 <= rate < 1"),
+    ("bert", "toy_classification", {"head": ClassificationHead(lm_loss_weight=-1)}, "a number from 0"),
+    ("bert", "toy_tagging", {"head": TaggingHead(dropout_rate=-0.1)}, "invalid TaggingHead.dropout_rate"),
+    ("bert", "toy_spans", {"head": SpanHead(dropout_rate="0.1")}, "invalid SpanHead.dropout_rate"),
   ],
 )
 def test_errors_come_before_anything_is_written(family, task, changes, message, settings):

@@ -1,7 +1,8 @@
 """The inference job of a model with a head: labels, values, choices, tags or answers, with probabilities.
 
-Fields of a row besides its text: `second`, the second text of a pair; `words`, a list instead of a text to tag;
-`passage` (or `context`), in which the text, a question, is answered; `choices`, the candidate answers.
+Fields of a row besides its text: `second` (or `text_pair`), the second text of a pair; `words` (or `tokens`), a list
+instead of a text to tag; `passage` (or `context`), in which the text, a question, is answered; `choices`, the candidate
+answers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from t5like.objectives.spans import LENGTH, Windows, make_windows, squad_answers
 if TYPE_CHECKING:  # a circular import: Model runs these jobs
   from t5like.inference.model import Model
 
-_PASSAGES = ("passage", "context")
+# The latter names are those of rows for training, or of SQuAD.
+_PASSAGES, _SECONDS, WORDS = ("passage", "context"), ("second", "text_pair"), ("words", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +116,9 @@ class Labeling:
   # From rows of text to rows of tokens.
 
   def _texts(self, row: Row) -> PreparedRows | str:
-    second = row.fields.get("second")
+    name, second = next(((n, row.fields[n]) for n in _SECONDS if row.fields.get(n) is not None), ("", None))
     if second is not None and not isinstance(second, str):
-      return "field 'second' is not a text"
+      return f"field {name!r} is not a text"
     joined = self._joined(row.text, second)
     return joined if isinstance(joined, str) else PreparedRows(row, [], rows=[joined])
 
@@ -131,7 +133,7 @@ class Labeling:
     return wrong or PreparedRows(row, [], rows=joined, words=choices)
 
   def _words(self, row: Row) -> PreparedRows | str:
-    words = row.fields.get("words", row.text.split())
+    words = next((row.fields[name] for name in WORDS if name in row.fields), row.text.split())
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
       return "no words to tag"
     pieces = self._model.vocabulary.encode_batch([f" {word}" for word in words])
