@@ -20,11 +20,13 @@
 set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
-if [ $# = 0 ]; then
-  echo "error: no folder for the packages" >&2
-  echo "  try  launch/offline.sh /tmp/site 3.12" >&2
-  exit 2
-fi
+case "${1:-}" in
+  "" | -*)
+    echo "error: no folder for the packages${1:+: $1}" >&2
+    echo "  try  launch/offline.sh /tmp/site 3.12" >&2
+    exit 2
+    ;;
+esac
 folder="$1"
 version="${2:-3.12}"
 shift "$(($# < 2 ? $# : 2))"

@@ -149,9 +149,13 @@ class RunDirectory:
     if own.cache_dir not in (DEFAULT_ROOT, cache_dir):
       options.append(f"--cache_dir={own.cache_dir}")
     options += [f"--task_modules={module}" for module in own.task_modules]
-    files = as_options(own.corpus_files)
     hints = [f"the run used {shlex.join(options)}"] if options else []
-    hints += [f"and its corpus: t5like cache {own.task} {shlex.join(files)}"] if files else []
+    if files := as_options(own.corpus_files):
+      copy = self.folder / own.vocabulary
+      files += [f"--vocabulary={copy if copy.exists() else own.vocabulary}"]
+      files += [f"--split={own.eval_split}"] if own.eval_split else []
+      files += ["--lengths=" + ",".join(f"{name}={length}" for name, length in own.lengths.items())]
+      hints += [f"and its corpus: {shlex.join(['t5like', 'cache', own.task, *files])}"]
     return ", ".join([*hints, "add this if you trust it"]) if hints else ""
 
 

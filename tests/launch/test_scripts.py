@@ -56,6 +56,13 @@ def call(folder, script, *words) -> subprocess.CompletedProcess:
   return subprocess.run(words, env=environment, cwd=folder / "home", capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.parametrize("words", [[], ["--bogus"]])
+def test_packages_need_a_folder(words, tmp_path):
+  done = call(tmp_path, "launch/offline.sh", *words)
+  assert done.returncode == 2 and "error: no folder for the packages" in done.stderr
+  assert not (tmp_path / "home/--bogus").exists()
+
+
 def test_the_scripts_are_found():
   assert {"launch/tpu_pod.sh", "launch/gke/jobset.sh", "launch/gke/xpk.sh", "launch/slurm.sbatch"} < set(COMMANDS)
 

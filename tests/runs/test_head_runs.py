@@ -146,6 +146,8 @@ def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_pat
   with pytest.raises(UserError, match="has no split 'validation'\n +known +train\n +try +--gin.EVAL_SPLIT=''"):
     trained(settings, "bert", task, **own)
   model = t5like.load(trained(settings, "bert", task, **own, eval_split="").model_dir)
+  hint = model.source.task_hint(own["cache_dir"])
+  assert f"t5like cache {task} --files=train={files['train']} --vocabulary=" in hint and "--lengths=inputs=" in hint
   if task == "rated_classification":
     assert model.classify("good") > model.classify("bad") + 1
   elif task == "marked_classification":
