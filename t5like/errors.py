@@ -1,7 +1,23 @@
 """Errors that a user can fix: one readable block and an exit status, without a traceback."""
 
+import ast
+import contextlib
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+
+_in_command = False  # whether `t5like ...` is running, and not the user's Python
+
+
+@contextlib.contextmanager
+def command_line() -> Iterator[None]:
+  """Within it, errors name settings as options of the command line: --gin.EPOCHS=2; else as in Python: EPOCHS=2."""
+  global _in_command
+  before, _in_command = _in_command, True
+  try:
+    yield
+  finally:
+    _in_command = before
 
 
 class UserError(Exception):
@@ -28,16 +44,34 @@ class UserError(Exception):
     self.lines = {k.rstrip("_"): str(v) for k, v in lines.items() if v not in (None, "")}
 
   def render(self) -> str:
-    """Returns the full message, without what gin appends to str() of errors that pass through it."""
+    """Returns the full message."""
     width = max((len(label) for label in self.lines), default=0)
     rows = [self.what]
     for label, text in self.lines.items():
       first, *rest = text.split("\n")
       rows.append(f"  {label:<{width}}  {first}")
       rows.extend(f"  {'':<{width}}  {line}" for line in rest)
-    return "\n".join(rows)
+    text = "\n".join(rows)
+    return text if _in_command else _OPTION.sub(_as_in_python, text)
 
   __str__ = render
+
+
+_VALUE = r"""\"[^"]*"|'[^']*'|\{[^}]*\}|\[[^]]*\]|@[\w./]+(?:\(\))?|[^\s,;)]+"""
+_OPTION = re.compile(rf"--(?:gin\.(?P<name>[\w.]+)|gin_(?P<list>file|search_path)s?)(?:=(?P<value>{_VALUE}))?")
+
+
+def _as_in_python(option: re.Match) -> str:
+  """Writes an option as the argument of `read_experiment`."""
+  name, value = option["name"] or {"file": "files", "search_path": "search_paths"}[option["list"]], option["value"]
+  if value is None:
+    return name
+  value = value[1:-1] if value[0] == value[-1] == '"' else value  # of the shell
+  try:
+    ast.literal_eval(value)
+  except (ValueError, SyntaxError):
+    value = f'"{value}"'
+  return f"{name}=[{value}]" if option["list"] else f"{name}={value}"
 
 
 # The environment variable of a file for the error of a command that another one has started, which reports it.

@@ -18,7 +18,7 @@ import pytest
 from jax.experimental import io_callback
 
 import t5like
-from t5like.errors import UserError
+from t5like.errors import UserError, command_line
 from t5like.experiments.writing import config_text
 from t5like.models import T5, TransformerConfig
 from t5like.objectives import Lengths, Pairs, Ragged, catalogue
@@ -342,6 +342,17 @@ def test_paths_and_hooks_of_other_types(settings, tmp_path):
   )
   assert experiment.corpus_files == {"train": f"{tmp_path}/a.txt", "validation": "b.txt"}
   assert (experiment.model_dir, experiment.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
+  assert t5like.read_experiment(files[0:1] + files[1:], MODEL_DIR="x", TRAIN_STEPS=np.int64(7)).steps == 7
+  with pytest.raises(UserError, match="missing required values"):
+    t5like.read_experiment("runs/pretrain.gin")
+  for call in (t5like.train, t5like.plan):
+    with pytest.raises(UserError, match="not an experiment: 'x'"):
+      call("x")
+  with pytest.raises(UserError, match="not a model: 'x'"):
+    t5like.evaluate("x", "snli")
+  for wrong in ((-1, print), (1.5, print), (5, None)):
+    with pytest.raises(UserError, match="invalid Hook"):
+      t5like.Hook(*wrong)
   for hooks in ([print], t5like.Hook(1, print), None):
     with pytest.raises(UserError, match="not a list of hooks"):
       t5like.train(t5like.Experiment(**settings), hooks=hooks)
@@ -358,6 +369,44 @@ def test_paths_and_hooks_of_other_types(settings, tmp_path):
     t5like.load(t5like.train(t5like.Experiment(**settings | {"steps": 1})).model_dir).save(5)
   with pytest.raises(UserError, match="cannot write the rows"):
     t5like.save_examples([{"text": "a"}], "/proc/t5like")
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"EPOCS": 3}, "unused macro: EPOCS\n  file     EPOCS\n  nearest  EPOCHS"),
+    ({"EPOCHS": "many"}, "invalid EPOCHS: 'many'\n  expected  a number\n  try       EPOCHS=..."),
+    ({"HEAD_BATCH_SIZE": 0}, "invalid batch size: 0\n  expected  a positive number"),
+    ({"HEAD": "ClassificationHead"}, "invalid HEAD: 'ClassificationHead'.*\n +try       HEAD=..."),
+    ({"CORPUS_FILES": "x.jsonl"}, "invalid CORPUS_FILES: 'x.jsonl'\n.*\n  try       CORPUS_FILES=..."),
+  ],
+)
+def test_errors_of_a_notebook_name_arguments(settings, message):
+  """Not options of the command line, and without the call stack that gin appends."""
+  given = dict(
+    HEAD_TASK="glue_sst2_classification", METRIC="accuracy", EXAMPLES=96, INIT_FROM=None, MODEL_DIR="x", EPOCHS=1
+  )
+  with pytest.raises(UserError) as error:
+    t5like.read_experiment(["models/bert/tiny.gin", "finetune/bert.gin"], **given | settings)
+  assert re.fullmatch(message, str(error.value), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+  ("option", "argument"),
+  [
+    ("--gin.EVAL_SPLIT='' (no evaluations)", "EVAL_SPLIT='' (no evaluations)"),
+    ("--gin.LENGTHS={'inputs': 9, 'targets': 2}, or less", "LENGTHS={'inputs': 9, 'targets': 2}, or less"),
+    ("--gin.TASK_MODULES=\"['my.module']\": a list", "TASK_MODULES=['my.module']: a list"),
+    ("--gin.EmbeddingHead.pooling=mean; --gin.HEAD=@SpanHead()", 'EmbeddingHead.pooling="mean"; HEAD="@SpanHead()"'),
+    ("--gin_search_paths=FOLDER, --gin_file", 'search_paths=["FOLDER"], files'),
+    ("takes no --gin options", "takes no --gin options"),
+  ],
+)
+def test_options_are_named_as_arguments(option, argument):
+  error = UserError("something is wrong", try_=option)
+  assert str(error) == f"something is wrong\n  try  {argument}"
+  with command_line():
+    assert str(error) == f"something is wrong\n  try  {option}"
 
 
 class WithLengthHead(nn.Module):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import t5like
-from t5like.errors import ERROR_FILE, RunError, UserError, nearest
+from t5like.errors import ERROR_FILE, RunError, UserError, command_line, nearest
 
 COMMANDS = {
   "train": "pre-train or fine-tune a model from gin files",
@@ -119,6 +119,11 @@ def run_command(command: str, argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+  with command_line():
+    return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   error_file = os.environ.pop(ERROR_FILE, None)  # not for processes that this one starts
   if not argv or argv[0] in ("-h", "--help", "help"):
@@ -140,7 +145,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   except UserError as error:
     if "--verbose" in argv:
       traceback.print_exc()
-    # Not str(): gin adds its call stack to that of exceptions that pass through it.
     if error_file:
       Path(error_file).write_text(error.render(), encoding="utf-8")
     else:

@@ -107,6 +107,8 @@ def build(name: str) -> object:
     )
   try:
     return gin.get_configurable(name)()
+  except UserError as error:
+    raise _without_call_stack(error) from error.__cause__
   except (TypeError, ValueError) as error:  # building only assembles what was configured
     what, *called = str(error).strip().split("\n")  # gin appends the configurable
     raise UserError(
@@ -114,6 +116,14 @@ def build(name: str) -> object:
       where=re.sub(r" \(<.*?>\)", "", called[-1]).strip() if called else None,
       try_="--verbose to see the line; the parameters of an optimizer or schedule are set in its file in gin/",
     ) from error
+
+
+def _without_call_stack(error: UserError) -> UserError:
+  """Returns an error without the call stack that gin appends to the text of exceptions that pass through it."""
+  kind = next(k for k in type(error).__mro__ if "__getattr__" not in vars(k))  # not one of gin's proxies
+  found = kind.__new__(kind, error.what)
+  found.__dict__ |= {"what": error.what, "lines": error.lines}
+  return found
 
 
 def resolved_config() -> str:

@@ -128,6 +128,8 @@ def evaluate(
   Returns the scores, the answers, and the scores of the majority baseline. Scores of a mixture are named TASK/METRIC,
   and `tasks` has the evaluation of each task. Raises UserError.
   """
+  if not isinstance(model, Model):
+    raise UserError(f"not a model: {model!r}", expected="t5like.load(folder)")
   modules = modules_for([task], settings.pop("task_modules", model.modules))
   given = EvaluationSettings.of(split=split, examples=examples, task_modules=tuple(modules), **settings)
   with model.sharding():

@@ -401,3 +401,11 @@ def python_only(what: str) -> Any:
 
 gin.external_configurable(Experiment, "train")
 gin.external_configurable(python_only)
+
+
+def check_experiment(given: Any) -> None:
+  """Raises UserError for what is no experiment."""
+  if not isinstance(given, Experiment):
+    raise UserError(
+      f"not an experiment: {given!r}", expected="t5like.Experiment(...), or t5like.read_experiment([...])"
+    )

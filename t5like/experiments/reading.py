@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help and the supervisor must not wait for jax
@@ -56,7 +58,7 @@ def build_experiment() -> Experiment:
 
 
 def read_experiment(
-  files: Sequence[str],
+  files: str | Sequence[str],
   overrides: Sequence[tuple[str, str]] = (),
   search_paths: Sequence[str] = (),
   **settings: Any,
@@ -64,11 +66,11 @@ def read_experiment(
   """Reads a training run from gin files.
 
   Args:
-    files: gin files, from t5like's gin folder (`models/t5/tiny.gin`) or your own; later ones win.
+    files: a gin file or several, from t5like's gin folder (`models/t5/tiny.gin`) or your own; later ones win.
     overrides: pairs of a name and its value as gin text, as in `--gin.NAME=VALUE` on the command line.
     search_paths: additional folders to search for files.
     **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`; paths as text
-      or Path; references as in gin: `TRAINABLE="@HeadOnly()"`.
+      or Path, numbers also of numpy; references as in gin: `TRAINABLE="@HeadOnly()"`.
 
   Returns:
     The experiment with its complete gin text, independent of other experiments in this process.
@@ -76,7 +78,7 @@ def read_experiment(
   Raises:
     UserError: a file, a name or a value is invalid, or a required one is missing.
   """
-  settings = _paths_as_text(settings)
+  settings = _plain_values(settings)
   for name, value in settings.items():
     if not is_literal(value):
       raise UserError(
@@ -85,15 +87,19 @@ def read_experiment(
         try_=f'{name}="@NAME()", or dataclasses.replace(experiment, ...) with an object',
       )
   given = [(name, value if _is_reference(value) else repr(value)) for name, value in settings.items()]
-  load_files(files, [*overrides, *given], search_paths)
+  listed = [files] if isinstance(files, str | os.PathLike) else files
+  load_files([os.fspath(file) for file in listed], [*overrides, *given], search_paths)
   return build_experiment()
 
 
-def _paths_as_text(value: Any) -> Any:
+def _plain_values(value: Any) -> Any:
+  """Returns settings with paths as text and numbers of numpy as Python's."""
   if isinstance(value, dict):
-    return {name: _paths_as_text(each) for name, each in value.items()}
+    return {name: _plain_values(each) for name, each in value.items()}
   if isinstance(value, list | tuple):
-    return type(value)(_paths_as_text(each) for each in value)
+    return type(value)(_plain_values(each) for each in value)
+  if isinstance(value, np.generic):
+    return value.item()
   return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

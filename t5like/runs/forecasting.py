@@ -9,7 +9,7 @@ from typing import Any
 from t5like import parallel, planning
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_splits
-from t5like.experiments.experiment import Experiment
+from t5like.experiments.experiment import Experiment, check_experiment
 from t5like.planning import Forecast, Price, Topology, Work
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.plan_text import as_dict, candidates_table, render_plan, run_range
@@ -127,6 +127,7 @@ def plan(experiment: Experiment, topology: str | Topology = "local", settings: P
   Raises:
     UserError: the run is invalid on that machine; the error is that of `t5like train`.
   """
+  check_experiment(experiment)
   settings, topology = settings or PlanSettings(), _topology(topology)
   axes = with_slices(experiment.mesh, topology)
   _check(experiment, axes, topology)

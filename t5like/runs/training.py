@@ -16,7 +16,7 @@ from t5like import parallel
 from t5like.console import say
 from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
-from t5like.experiments.experiment import Experiment
+from t5like.experiments.experiment import Experiment, check_experiment
 from t5like.files import storage
 from t5like.inference import Model
 from t5like.interop.layouts import flatten
@@ -105,6 +105,7 @@ def dry_run(experiment: Experiment) -> PreparedRun:
 
 def check_run(experiment: Experiment) -> Any:
   """Returns the model directory; raises UserError if it cannot be written or an input cannot be reached."""
+  check_experiment(experiment)
   model_dir = check_model_dir(experiment.model_dir)
   for name in ("cache_dir", "restore_from", "init_from"):
     storage.check_reachable(getattr(experiment, name) or ".", name.upper())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import numbers
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from t5like.errors import UserError
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.feed import DeviceIdleTimer
 from t5like.training.guards.finiteness import FiniteCheck
@@ -41,6 +43,10 @@ class Hook:
     minutes: float = 0.0,
     check_every: int = 1,
   ):
+    if not callable(action):
+      raise UserError(f"invalid Hook.action: {action!r}", expected="a function of the train state")
+    if not isinstance(every, numbers.Integral) or every < 0:
+      raise UserError(f"invalid Hook.every: {every!r}", expected="a number of steps; 0: never")
     self._every, self._action, self._at_end = every, action, at_end
     self._seconds, self._check_every = 60.0 * minutes, check_every
     self._last_run = time.monotonic()

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from t5like.cli import main as command
-from t5like.errors import UserError
+from t5like.errors import UserError, command_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -81,7 +81,7 @@ def test_overrides_are_parsed_with_and_without_equals_sign():
   assert rest == ["--gin_file=x"]
   assert overrides == [("A", "1"), ("MESH.tensor", "2"), ("B", "c=d")]
   for argv in (["--gin.A"], ["--gin.A", "--dry_run"]):
-    with pytest.raises(UserError, match="--gin.A has no value"):
+    with command_line(), pytest.raises(UserError, match="--gin.A has no value"):
       command.split_overrides(argv)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from t5like import configuration
 from t5like.configuration.statements import Permissions, parse_override_value, read_text
-from t5like.errors import UserError
+from t5like.errors import UserError, command_line
 from t5like.experiments.reading import register_configurables
 
 MODEL, OBJECTIVE, RUN = "models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"
@@ -24,9 +24,10 @@ def load(*overrides, files=(MODEL, OBJECTIVE, RUN), model_dir="/tmp/x", **kwargs
 
 
 def message_of(*args, **kwargs) -> str:
-  with pytest.raises(UserError) as error:
-    load(*args, **kwargs)
-  return str(error.value)
+  with command_line():
+    with pytest.raises(UserError) as error:
+      load(*args, **kwargs)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ SPEC = AttentionSpec(dtype="bfloat16", head_dim=64, query_length=512, key_length
 def test_a_backend_of_another_device_is_rejected():
   with pytest.raises(UserError) as error:
     choose_backend("pallas_tpu", SPEC, platform="cpu")
-  assert all(word in str(error.value) for word in ("pallas_tpu", "tpu", "cpu", "ATTENTION_BACKEND=auto"))
+  assert all(word in str(error.value) for word in ("pallas_tpu", "tpu", "cpu", 'ATTENTION_BACKEND="auto"'))
   assert choose_backend("pallas_tpu", SPEC, platform="tpu")[0] == "pallas_tpu"
 
 
@@ -307,7 +307,7 @@ def test_a_deterministic_step_does_not_use_cudnn():
     assert name == "xla" and "atomic additions" in why
     with pytest.raises(UserError, match="not deterministic") as error:
       choose_backend("cudnn", SPEC)
-    assert "--gin.DETERMINISTIC=False" in str(error.value)
+    assert "DETERMINISTIC=False" in str(error.value)
   with compile_for("gpu"):
     assert choose_backend("cudnn", SPEC)[0] == "cudnn"
 

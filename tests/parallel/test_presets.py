@@ -127,7 +127,7 @@ def test_a_preset_on_a_mesh_without_its_axis_is_rejected_with_a_suggestion():
   spec, mesh = spec_of("t5", "fsdp", data=8)
   with pytest.raises(UserError, match="100.0% of the parameters") as error:
     parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, "fsdp")
-  assert "--gin.MESH.data=1 --gin.MESH.fsdp=-1 --gin.MESH.tensor=1" in str(error.value)
+  assert "MESH.data=1 MESH.fsdp=-1 MESH.tensor=1" in str(error.value)
 
 
 def test_nothing_has_to_be_sharded_on_one_device_or_with_data_parallelism():

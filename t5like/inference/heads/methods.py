@@ -120,7 +120,7 @@ class HeadMethods:
     job = Labeling(self, Limits(truncate=truncate), **settings)
     if job.form not in forms:
       head = type(self.module.head).__name__
-      raise UserError(f"{method} does not support a {head}", try_=_METHODS.get(job.form, "t5like infer"))
+      raise UserError(f"{method} does not support {head}", try_=_METHODS.get(job.form, "embed"))
     return job
 
 
