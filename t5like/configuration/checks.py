@@ -155,6 +155,7 @@ def check_macros(bindings: Sequence[Binding]) -> None:
         in_use="" if close else in_columns(sorted(uses)),
         hint="" if uses else "no run file: add --gin_file=runs/pretrain.gin or another one",
       )
+  _check_effects(settings, bindings)
 
   missing = {name: where for name, where in uses.items() if name not in settings}
   for binding in bindings:
@@ -168,3 +169,24 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       required="\n".join(f"{name:<{width}}  used in {where}" for name, where in missing.items()),
       try_=" ".join(f"--gin.{name}=..." for name in missing),
     )
+
+
+def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding]) -> None:
+  """Checks that no value of the user is lost because a shipped file replaces the only settings that read it."""
+  key = lambda b: b.macro_name if b.is_macro else (b.scope, b.selector, b.parameter)  # noqa: E731
+  last, readers = {key(b): b for b in bindings}, collections.defaultdict(list)
+  for binding in bindings:
+    for reference in binding.references():
+      readers[reference.name].append(binding)
+  for name, given in settings.items():
+    replaced = [b for b in readers[name] if last[key(b)] is not b]
+    if given.shipped or not replaced or len(replaced) < len(readers[name]):
+      continue
+    by = last[key(replaced[-1])]
+    if by.shipped:
+      raise UserError(
+        f"{name} has no effect: {by.where} replaces the setting that reads it",
+        file=given.where,
+        reads=replaced[-1].where,
+        try_="the file of the model first, then that of the run",
+      )

@@ -117,6 +117,16 @@ def test_a_missing_file_is_reported_with_the_nearest_and_the_search_path(tmp_pat
   assert f"{mine}:2" in message and "runs/pretrain.gin" in message
 
 
+def test_a_value_that_a_later_file_replaces_is_reported():
+  """BATCH_SIZE = %HEAD_BATCH_SIZE, and then BATCH_SIZE = 128."""
+  files, given = ("finetune/bert.gin", "models/bert/tiny.gin"), ("HEAD_BATCH_SIZE", "8")
+  required = [(name, "'x'") for name in ("HEAD_TASK", "METRIC")] + [("INIT_FROM", "None"), ("EXAMPLES", "96")]
+  message = message_of(given, *required, files=files)
+  assert "HEAD_BATCH_SIZE has no effect: models/transformer.gin:" in message and "finetune/bert.gin:" in message
+  load(given, *required, files=files[::-1])
+  load(("BATCH_SIZE", "4"), given, *required, files=files[::-1])  # replaced by the user
+
+
 def test_all_required_values_are_listed_at_once():
   message = message_of(files=("models/t5/tiny.gin", "runs/finetune.gin"), model_dir=None)
   for name in ("MODEL_DIR", "TASK", "INIT_FROM"):
