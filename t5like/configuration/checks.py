@@ -119,7 +119,7 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
   users = collections.defaultdict(set)  # a file may be included twice
   for b in bindings:
     for reference in b.references():
-      users[reference.name].add((b.scope, b.selector, b.parameter))
+      users[reference.name].add(b.target)
 
   def is_unset(binding: Statement) -> bool:
     if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
@@ -144,6 +144,9 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       if isinstance(reference, MacroReference) and reference.name != REQUIRED:
         uses.setdefault(reference.name, binding.where)
 
+  hint = "" if uses else "no run file: add --gin_file=runs/pretrain.gin or another one"
+  if "MODEL" in uses and "MODEL" not in settings:
+    hint = "no model file: add --gin_file=models/t5/tiny.gin or another one"
   has_run_file = any(binding.selector == "train" for binding in bindings if not binding.is_macro)
   for name, binding in settings.items():
     # A shipped run file may set a macro that a converted model does not use, such as DROPOUT_RATE.
@@ -153,7 +156,7 @@ def check_macros(bindings: Sequence[Binding]) -> None:
         file=binding.where,
         nearest=(close := nearest(name, uses)),
         in_use="" if close else in_columns(sorted(uses)),
-        hint="" if uses else "no run file: add --gin_file=runs/pretrain.gin or another one",
+        hint=hint,
       )
   _check_effects(settings, bindings)
 
@@ -173,16 +176,15 @@ def check_macros(bindings: Sequence[Binding]) -> None:
 
 def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding]) -> None:
   """Checks that no value of the user is lost because a shipped file replaces the only settings that read it."""
-  key = lambda b: b.macro_name if b.is_macro else (b.scope, b.selector, b.parameter)  # noqa: E731
-  last, readers = {key(b): b for b in bindings}, collections.defaultdict(list)
+  last, readers = {b.target: b for b in bindings}, collections.defaultdict(list)
   for binding in bindings:
     for reference in binding.references():
       readers[reference.name].append(binding)
   for name, given in settings.items():
-    replaced = [b for b in readers[name] if last[key(b)] is not b]
+    replaced = [b for b in readers[name] if last[b.target] is not b]
     if given.shipped or not replaced or len(replaced) < len(readers[name]):
       continue
-    by = last[key(replaced[-1])]
+    by = last[replaced[-1].target]
     if by.shipped:
       raise UserError(
         f"{name} has no effect: {by.where} replaces the setting that reads it",

@@ -105,6 +105,11 @@ class Binding:
   def macro_name(self) -> str:
     return f"{self.scope}/{self.selector}" if self.scope else self.selector
 
+  @property
+  def target(self) -> tuple[str, str, str]:
+    """What it sets: bindings with the same target replace each other."""
+    return self.scope, self.selector, self.parameter
+
   def references(self) -> Iterator[MacroReference | ConfigurableReference]:
     pending = [self.value]
     while pending:

@@ -19,7 +19,7 @@ _CONTAINERS = (list, tuple, dict)
 def check_values(bindings: Sequence[Binding], known: Mapping[str, object]) -> None:
   """Raises UserError for a value of the wrong type; the content of lists and dicts is left to the classes."""
   macros = {b.macro_name: b for b in bindings if b.is_macro}
-  last = {(b.scope, b.selector, b.parameter): b for b in bindings if not b.is_macro}
+  last = {b.target: b for b in bindings if not b.is_macro}
   for binding in last.values():
     kinds = _kinds(known.get(binding.selector), binding.parameter)
     given = _resolved(binding, macros)
@@ -91,7 +91,7 @@ def _describe(kinds: tuple[Any, ...]) -> str:
 
 def _suggest(value: Any, kinds: tuple[Any, ...]) -> str:
   """Returns the value that was probably intended: 10000 for 1e4, 4 for '4', '5' for 5."""
-  if str in kinds and isinstance(value, int | float):
+  if str in kinds and isinstance(value, int | float) and not isinstance(value, bool):
     return f'''"'{value}'"'''
   for kind in (int, float):
     try:

@@ -20,6 +20,8 @@ def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0, at_most
 
 def share_of(number: int, share: float) -> int:
   """Returns a share of a number of steps, at least one."""
+  if not 0 <= share <= 1:
+    raise UserError(f"invalid share of steps: {share!r}", expected="0 to 1")
   return max(round(number * share), 1)
 
 

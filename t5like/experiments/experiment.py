@@ -318,10 +318,10 @@ class Experiment:
     for name in ("restore_from", "init_from"):
       if not isinstance(getattr(self, name), str | None):
         raise _invalid(name, getattr(self, name), "a folder with checkpoints, or None")
-    for name in ("task_modules", "eval_tasks"):
+    for name, example in (("task_modules", "my.tasks"), ("eval_tasks", "glue_stsb_classification")):
       given = getattr(self, name)
       if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
-        raise _invalid(name, given, "a list of names, such as ['my.tasks']")
+        raise _invalid(name, given, f"a list of names, such as ['{example}']")
     if not isinstance(self.phases, list | tuple):
       raise _invalid("phases", self.phases, _PHASES)
     buckets = self.length_buckets

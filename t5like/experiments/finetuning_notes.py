@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from t5like.experiments.experiment import Experiment
 
 _PRETRAINING_STEPS = 1_000_000  # of the published T5 1.1, mT5 and ByT5
@@ -20,5 +22,11 @@ def finetuning_notes(experiment: Experiment) -> list[str]:
     notes.append(
       "note: DROPOUT_RATE = 0: T5 1.1, mT5 and ByT5 were pre-trained with 0, but are fine-tuned with 0.1 "
       "(set by runs/finetune.gin if it comes after the model file)"
+    )
+  head = getattr(experiment.model, "head", None)
+  rates = [value for name, value in dataclasses.asdict(config).items() if "dropout" in name and value is not True]
+  if getattr(head, "loss", None) == "simcse" and not any(rates):
+    notes.append(
+      "note: DROPOUT_RATE = 0: the loss 'simcse' compares a text with itself under other dropout, and both are equal"
     )
   return notes

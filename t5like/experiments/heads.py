@@ -119,6 +119,16 @@ def check_can_score(head: nn.Module, form: data.LabelForm | None, task: str) -> 
     _check_embedding_fits(head.clone(loss=None), form, task)
 
 
+def check_compared_rows(model: nn.Module, batch_size: int) -> None:
+  """Raises UserError if the loss of a head compares rows with others, but a batch has only one."""
+  if batch_size > 1 or not isinstance(model, WithHead) or not model.compares_rows or model.head.texts > 2:
+    return
+  raise UserError(
+    f"BATCH_SIZE = 1: the loss {model.head.loss!r} compares the rows of a batch, so it would always be 0",
+    try_="--gin.BATCH_SIZE=32 (with --gin.MICROBATCHES=N for less memory), or --gin.EmbeddingHead.loss=...",
+  )
+
+
 def scored_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
   """Returns the form of a task's rows for evaluation, after checking that the model can be evaluated on it."""
   form, task = data.LabelForm.of(cache), cache.manifest["description"]["task"]

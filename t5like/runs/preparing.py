@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5like import data, parallel
-from t5like.console import say
+from t5like.console import say, warn
 from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
@@ -31,13 +31,15 @@ from t5like.experiments.compatibility import (
   model_fingerprint,
   stack_lengths,
 )
+from t5like.experiments.corpus_files import are_several
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
-from t5like.experiments.heads import check_can_score
+from t5like.experiments.heads import check_can_score, check_compared_rows
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CacheBuildFailed, CachedTask, MustStream, TokenCaches, can_build
+from t5like.files.module_files import module_file
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
@@ -153,6 +155,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   experiment = spelled(with_imported_modules(experiment), vocabulary)
   rates, members = experiment.mix or {experiment.task: 1.0}, None
+  check_corpus_splits(experiment, rates)
   if experiment.has_head:  # the labels of the task determine the model
     members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     experiment = resolve_head(experiment, members)
@@ -167,6 +170,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   for phase in phases:
     parallel.check_batch(phase.batch_size, mesh)
     check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+    check_compared_rows(plain.model, phase.batch_size)
     if experiment.method:
       experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   teacher = None
@@ -223,6 +227,9 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
 def with_imported_modules(experiment: Experiment) -> Experiment:
   """Returns an experiment whose tasks other processes find, too: in a notebook, an import may have registered them."""
+  for module in experiment.task_modules:
+    if module_file(module) is None:  # no error: where tasks are tokenized already, training needs no modules
+      warn(f"no task module {module!r} here (TASK_MODULES): a task of it is used as it was tokenized")
   if experiment.task_modules:
     return experiment
   tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
@@ -256,6 +263,29 @@ def expected_members(experiment: Experiment) -> list[tuple[str, float, int | Non
 def without_corpus(experiment: Experiment) -> dict[str, float]:
   """Returns the labeled tasks of a mix: its corpus is for training only."""
   return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
+
+
+def evaluated_tasks(experiment: Experiment, rates: Mapping[str, float]) -> Mapping[str, float]:
+  return dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
+
+
+def check_corpus_splits(experiment: Experiment, rates: Mapping[str, float]) -> None:
+  """Raises UserError, before anything is tokenized, if CORPUS_FILES lack a split that the run reads."""
+  files, splits = experiment.corpus_files, {"train.split": experiment.split}
+  if not files or are_several(files):
+    return
+  if experiment.eval_split and experiment.task in evaluated_tasks(experiment, rates):
+    splits["EVAL_SPLIT"] = experiment.eval_split
+  for name, split in splits.items():
+    if split not in files:
+      others = [f"--gin.{name}={other}" for other in files if other not in splits.values()]
+      none = ["--gin.EVAL_SPLIT='' (no evaluations)"] if name == "EVAL_SPLIT" else []
+      raise UserError(
+        f"CORPUS_FILES has no split {split!r}",
+        requested_by=name,
+        known=", ".join(files),
+        try_=", or ".join(others + none),
+      )
 
 
 def open_members(
@@ -296,7 +326,7 @@ def open_evaluated(
   """Returns the tasks that the run evaluates, and their caches; None if one is missing in a dry run."""
   if not experiment.eval_split:
     return []
-  rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
+  rates = evaluated_tasks(experiment, rates)
   try:
     return open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True)
   except CacheBuildFailed as error:

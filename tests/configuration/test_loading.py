@@ -127,6 +127,11 @@ def test_a_value_that_a_later_file_replaces_is_reported():
   load(("BATCH_SIZE", "4"), given, *required, files=files[::-1])  # replaced by the user
 
 
+def test_a_value_of_a_model_without_a_model_file_names_what_is_missing():
+  assert "no model file: add --gin_file=" in message_of(("EMBED_DIM", "64"), files=("runs/pretrain.gin",))
+  assert "no run file: add --gin_file=" in message_of(("EMBED_DIM", "64"), files=())
+
+
 def test_all_required_values_are_listed_at_once():
   message = message_of(files=("models/t5/tiny.gin", "runs/finetune.gin"), model_dir=None)
   for name in ("MODEL_DIR", "TASK", "INIT_FROM"):
@@ -173,6 +178,7 @@ def test_wrong_types_and_values_are_refused():
     (("PROFILE_STEPS", "(5, 1)"), "(10, 14)"),
     (("PHASES", "5"), "a list such as"),
     (("TASK_MODULES", "my.tasks"), "['my.tasks']"),
+    (("EVAL_TASKS", "glue_cola"), "['glue_stsb_classification']"),
     (("EVAL_TASKS", "snli"), "a list of names"),
     (("EVAL_LOSS_PERIOD", "5"), "EVAL_SPLIT is empty"),
     (("train.label_smoothing", "1.0"), "invalid LABEL_SMOOTHING: 1.0"),

@@ -1,5 +1,6 @@
 """Runs that train sentence embeddings on JSON lines: from CORPUS_FILES to scores, vectors and neighbors."""
 
+import contextlib
 import functools
 import json
 import random
@@ -133,6 +134,15 @@ def test_scores_choose_the_cosine_loss_on_t5_and_gpt_and_cosent_by_name(settings
 def test_mismatches_are_found_before_anything_is_compiled(settings, task, head, message):
   with pytest.raises(UserError, match=message):
     prepare(t5like.Experiment(**settings(task, head=head)), dry_run=True)
+
+
+def test_a_loss_that_compares_rows_needs_several(settings):
+  for given, refused in (("pairs", True), ("triplets", False), ("scores", False)):  # a triplet has its own negative
+    experiment = t5like.Experiment(**settings(f"{given}_embedding", batch_size=1))
+    with pytest.raises(UserError, match="BATCH_SIZE = 1: the loss 'ranking'") if refused else contextlib.nullcontext():
+      prepare(experiment, dry_run=True)
+  with pytest.raises(UserError, match="BATCH_SIZE = 1: the loss 'simcse'"):
+    prepare(t5like.Experiment(**settings("pairs_embedding", head=EmbeddingHead("simcse"), batch_size=1)), dry_run=True)
 
 
 @pytest.mark.parametrize(

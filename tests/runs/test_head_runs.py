@@ -143,8 +143,13 @@ def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_pat
   monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_child_here))
   files = {"train": t5like.save_examples(OWN_ROWS[task] * 8, str(tmp_path))}
   own = dict(corpus_files=files, steps=30, cache_dir=str(tmp_path / "caches"), task_modules=())
-  with pytest.raises(UserError, match="has no split 'validation'\n +known +train\n +try +EVAL_SPLIT=''"):
+  with pytest.raises(UserError, match="no split 'validation'\n +requested_by +EVAL_SPLIT\n +known +train\n") as error:
     trained(settings, "bert", task, **own)
+  assert error.value.lines["try"] == "--gin.EVAL_SPLIT='' (no evaluations)"
+  with pytest.raises(UserError, match="no split 'validation'") as error:
+    trained(settings, "bert", task, **own | {"corpus_files": files | {"dev": files["train"]}})
+  assert error.value.lines["try"].startswith("--gin.EVAL_SPLIT=dev, or ")
+  assert not (tmp_path / "caches").exists()  # nothing was tokenized
   model = t5like.load(trained(settings, "bert", task, **own, eval_split="").model_dir)
   hint = model.source.task_hint(own["cache_dir"])
   assert f"t5like cache {task} --files=train={files['train']} --vocabulary=" in hint and "--lengths=inputs=" in hint

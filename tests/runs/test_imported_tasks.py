@@ -1,5 +1,6 @@
 """Tasks of a module that the user's program has imported: a run finds them, and its configuration names the module."""
 
+import dataclasses
 import importlib
 import sys
 
@@ -13,7 +14,7 @@ register_corpus("imported_corpus", {"train": "lines.txt"})
 """
 
 
-def test_the_configuration_of_a_run_names_the_imported_module(tmp_path, monkeypatch):
+def test_the_configuration_of_a_run_names_the_imported_module(tmp_path, monkeypatch, capsys):
   (tmp_path / "module_of_a_run.py").write_text(MODULE)
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
@@ -24,6 +25,9 @@ def test_the_configuration_of_a_run_names_the_imported_module(tmp_path, monkeypa
   assert found.task_modules == ["module_of_a_run"]
   assert found.config_text == f"{given.config_text}\n\ntrain.task_modules = ['module_of_a_run']\n"
   assert with_imported_modules(found) is found  # what is given is used
+  with_imported_modules(dataclasses.replace(found, task_modules=["module_of_a_run", "module_elsewhere"]))
+  (note,) = capsys.readouterr().err.splitlines()
+  assert note.startswith("no task module 'module_elsewhere' here")  # no error: its tasks may be tokenized already
   shipped = t5like.read_experiment(files, TASK="novels_span_corruption", MODEL_DIR=str(tmp_path / "run"))
   assert with_imported_modules(shipped) is shipped
   sys.modules.pop("module_of_a_run")
