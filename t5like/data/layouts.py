@@ -23,12 +23,6 @@ class Examples:
   row: np.ndarray | None = None  # [examples] in ascending order; None: one example per row, not packed
   padding: int = 0  # the id after an encoder's inputs in rows that are not packed
 
-  @classmethod
-  def from_padded(cls, inputs: np.ndarray, targets: np.ndarray) -> Examples:
-    """Builds one example per row from [rows, length] arrays padded with 0 (so 0 cannot be a token)."""
-    inputs, targets = (Ragged(rows, np.count_nonzero(rows, axis=1)) for rows in (inputs, targets))
-    return cls(inputs, targets, len(inputs.lengths))
-
 
 def trim_and_append_eos(
   texts: Ragged, length: int, eos: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()

@@ -190,13 +190,6 @@ def is_mixture(found: seqio.Task | seqio.Mixture) -> bool:
   return isinstance(found, seqio.Mixture)
 
 
-def proportions(name: str) -> dict[str, float]:
-  """Returns the share of each task in a mixture's training examples; they sum to 1."""
-  if name not in seqio.MixtureRegistry.names():
-    raise UserError(f"no mixture {name!r}", nearest=nearest(name, seqio.MixtureRegistry.names()))
-  return {share.task: share.share for share in shares(seqio.MixtureRegistry.get(name))}
-
-
 # RTE is the same data in both benchmarks: half the weight each, as in the t5 library.
 _BOTH = {**GLUE, **SUPER_GLUE, "glue_rte": GLUE["glue_rte"] / 2, "super_glue_rte": SUPER_GLUE["super_glue_rte"] / 2}
 

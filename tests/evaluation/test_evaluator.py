@@ -5,9 +5,10 @@ import jax
 import numpy as np
 import pytest
 import seqio
+from padded_examples import padded_examples
 
 from t5like import parallel
-from t5like.data.layouts import LAYOUTS, Examples
+from t5like.data.layouts import LAYOUTS
 from t5like.decoding import DecodeSettings
 from t5like.evaluation.answering import generate_answers, rank_answers
 from t5like.evaluation.evaluator import first_span, like_targets
@@ -38,7 +39,7 @@ def greedy_by_hand(model, forward, row: np.ndarray) -> list[int]:
   while len(answer) < MAX_LENGTH and EOS not in answer:
     # A placeholder for the next token, which is predicted but not read.
     targets = np.array([answer + [2] + [0] * (MAX_LENGTH - len(answer) - 1)], np.int32)
-    batch = layout(Examples.from_padded(row[None], targets), Lengths(0, 5, MAX_LENGTH))
+    batch = layout(padded_examples(row[None], targets), Lengths(0, 5, MAX_LENGTH))
     position = int(np.flatnonzero(batch["decoder_loss_weights"][0])[-1])
     answer.append(int(np.argmax(forward(batch)[0, position])))
   return answer + [0] * (MAX_LENGTH - len(answer))
@@ -48,7 +49,7 @@ def greedy_by_hand(model, forward, row: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_a_forward_pass_for_every_token(name):
   model = MODELS[name]
-  examples = Examples.from_padded(INPUTS, np.ones((len(INPUTS), 2), np.int32))
+  examples = padded_examples(INPUTS, np.ones((len(INPUTS), 2), np.int32))
   batch = LAYOUTS[model.batch_layout](examples, Lengths(0, 5, 2))
   variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(3), batch))
   mesh = parallel.make_mesh(parallel.MeshAxes())

@@ -416,4 +416,4 @@ def test_all_variables_that_a_base_lacks_are_listed():
   _check_new({"head/kernel": 0}, {"head/kernel"}, "LoRA")
   with pytest.raises(UserError, match="the base has no a/bias, a/kernel, which LoRA would freeze") as error:
     _check_new({"a/kernel": 0, "head/kernel": 0, "a/bias": 0}, {"head/kernel"}, "LoRA")
-  assert "--gin.LoRA.also=\"['a/bias', 'a/kernel']\"" in error.value.render()
+  assert "LoRA.also=['a/bias', 'a/kernel']" in error.value.render()

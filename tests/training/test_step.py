@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from padded_examples import padded_examples
 from random_parameters import random_parameters
 
 from t5like import parallel
-from t5like.data.layouts import Examples, encoder_decoder
+from t5like.data.layouts import encoder_decoder
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
@@ -32,7 +33,7 @@ def make_batch(rows=8):
   targets = rng.integers(2, 60, (rows, 6)).astype(np.int32)
   targets[:, 4:] = 0
   inputs = rng.integers(2, 60, (rows, 10)).astype(np.int32)
-  return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
+  return encoder_decoder(padded_examples(inputs, targets), Lengths(0, 10, 6))
 
 
 def initialize(model, optimizer, mesh):

@@ -12,7 +12,6 @@ from t5like.training.checkpoints.restoring import (
   Restore,
   check_restorable,
   find_episode,
-  restore_parameters,
   restore_state,
 )
 from t5like.training.checkpoints.retention import CheckpointRetention
@@ -41,7 +40,6 @@ __all__ = [
   "load_parameters",
   "newest_intact",
   "read_fingerprint",
-  "restore_parameters",
   "restore_state",
   "save_parameters",
 ]

@@ -120,17 +120,6 @@ def restore_state(
   return TrainState(params=params, **training)
 
 
-def restore_parameters(
-  checkpoint: Path,
-  spec: StateSpec,
-  fingerprint: Mapping[str, Any],
-  fresh: Callable[[], TrainState],
-  options: Restore = EXACT,
-) -> TrainState:
-  """Returns a fresh state with the checkpoint's parameters."""
-  return restore_state(checkpoint, spec, fingerprint, dataclasses.replace(options, parameters_only=True), fresh)
-
-
 def optimizer_kind(opt_state: Any) -> str:
   """Returns the types in an optimizer state: 'ScaleByAdamState, ScaleByScheduleState'."""
   kinds: list[str] = []

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints.arrays import Unreadable, cause_of, orbax_path, read_arrays, read_nested, stored_arrays
 from t5like.training.checkpoints.folders import (
-  FOLDER,
   METADATA,
   PARAMS,
   TRAINING,
@@ -36,7 +35,6 @@ from t5like.training.checkpoints.folders import (
   checkpoints_folder,
   clear_leftovers,
   find_checkpoint,
-  fingerprint_differences,
   has_training_state,
   is_finished,
   read_fingerprint,
@@ -44,43 +42,13 @@ from t5like.training.checkpoints.folders import (
   remove_checkpoint,
   write_scores,
 )
-from t5like.training.checkpoints.integrity import NewestCheckpoint, newest_intact
 from t5like.training.checkpoints.restoring import (
-  EXACT,
-  Restore,
-  check_restorable,
   damaged_error,
   optimizer_kind,
-  restore_parameters,
-  restore_state,
   training_part,
 )
 from t5like.training.checkpoints.retention import CheckpointRetention
-from t5like.training.state import StateSpec, TrainState
-
-__all__ = [
-  "FOLDER",
-  "Checkpoints",
-  "CheckpointRetention",
-  "NewestCheckpoint",
-  "Restore",
-  "SaveError",
-  "check_fingerprint",
-  "check_restorable",
-  "check_disk_space",
-  "checkpoint_bytes",
-  "checkpoint_metrics",
-  "checkpoint_steps",
-  "find_checkpoint",
-  "fingerprint_differences",
-  "has_training_state",
-  "load_parameters",
-  "newest_intact",
-  "read_fingerprint",
-  "restore_parameters",
-  "restore_state",
-  "save_parameters",
-]
+from t5like.training.state import TrainState
 
 
 class _WithoutOrbaxTracebacks(logging.Filter):
@@ -110,10 +78,6 @@ class Checkpoints:
       logging.getLogger(name).addFilter(_WITHOUT_ORBAX_TRACEBACKS)
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
-
-  def best_step(self) -> int | None:
-    """Returns the best step by the metric of the retention policy; None without one."""
-    return next(iter(self._retention.best_steps(checkpoint_metrics(self.folder.parent))), None)
 
   def save(self, state: TrainState, fingerprint: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> bool:
     """Saves a state, in the background once its arrays are copied; returns False if this step is already saved.
@@ -167,20 +131,6 @@ class Checkpoints:
       self._thread.join()
       self._thread = None
     self.raise_errors()
-
-  def restore(
-    self,
-    spec: StateSpec,
-    fingerprint: Mapping[str, Any],
-    step: int | None = None,
-    options: Restore = EXACT,
-    fresh: Callable[[], TrainState] | None = None,
-    verified: bool = False,
-  ) -> TrainState:
-    """Restores the state of `step`, by default the newest; raises UserError if it is damaged (see `newest_intact`)."""
-    self.wait()
-    checkpoint = find_checkpoint(self.folder.parent, step)
-    return restore_state(checkpoint, spec, fingerprint, options, fresh, verified)
 
   def close(self) -> None:
     """Waits for the last save and raises its error."""

@@ -13,7 +13,7 @@ from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.training.checkpoints import CheckpointRetention, Checkpoints, checkpoint_steps, newest_intact
+from t5like.training.checkpoints import CheckpointRetention, Checkpoints, checkpoint_steps, newest_intact, restore_state
 from t5like.training.guards.run_lock import sole_trainer
 
 
@@ -70,7 +70,7 @@ def one_of_two(folder: Path) -> None:
       os.truncate(folder / "checkpoints/3/params/_METADATA", 0)
     newest = newest_intact(folder)
     _, spec = large_state(0, axes)
-    state = checkpoints.restore(spec, FINGERPRINT, newest.step, verified=True)
+    state = restore_state(newest.checkpoint, spec, FINGERPRINT, verified=True)
     mine = [bits(shard.data)[""] == bits(large_state(2)[0].params["embedding"][shard.index])[""]
             for shard in state.params["embedding"].addressable_shards]  # fmt: skip
     again = Checkpoints(folder, CheckpointRetention(last=2))

@@ -18,6 +18,7 @@ from t5like.training.checkpoints import (
   find_checkpoint,
   integrity,
   load_parameters,
+  restore_state,
   save_parameters,
 )
 from t5like.training.checkpoints.folders import checkpoint_metrics
@@ -36,7 +37,7 @@ def test_a_state_is_restored_bit_for_bit_onto_another_mesh(tmp_path):
   state, _ = make_state(step=7, axes=dict(data=8))
   save(tmp_path, state)
   _, spec = make_state(parameters(seed=1), axes=dict(data=2, fsdp=2, tensor=2))
-  restored = Checkpoints(tmp_path).restore(spec, FINGERPRINT)
+  restored = restore_state(find_checkpoint(tmp_path), spec, FINGERPRINT)
   assert int(restored.step) == 7
   assert bits(restored) == bits(state)
   assert jax.tree.structure(restored) == jax.tree.structure(state)
@@ -110,7 +111,7 @@ def test_checkpoints_are_retained_by_policy_also_after_a_restart(tmp_path):
     checkpoints.save(at_step(state, step), FINGERPRINT, metrics)
     checkpoints.close()
     assert steps_in(tmp_path) == left[step], step
-  assert checkpoints.best_step() == 7
+  assert retention.best_steps(checkpoint_metrics(tmp_path)) == [7]
   assert checkpoint_metrics(tmp_path)[8] == {"eval/snli/accuracy": 0.1}
 
 

@@ -10,7 +10,7 @@ from t5like import parallel
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.training import optimizers
-from t5like.training.checkpoints import Checkpoints
+from t5like.training.checkpoints import Checkpoints, find_checkpoint, restore_state
 from t5like.training.optimizers import schedules
 from t5like.training.optimizers.moving_average import averaged_parameters
 from t5like.training.optimizers.updates import FactoredMoments
@@ -123,7 +123,7 @@ def test_eight_devices_compute_the_updates_of_one(name, scan, tmp_path):
   checkpoints = Checkpoints(tmp_path)
   checkpoints.save(eight, {})
   checkpoints.close()
-  restored = Checkpoints(tmp_path).restore(spec, {})
+  restored = restore_state(find_checkpoint(tmp_path), spec, {})
   assert jax.tree.structure(restored) == jax.tree.structure(eight)
   jax.tree.map(np.testing.assert_array_equal, restored.opt_state, eight.opt_state)
   if "ema_decay" in OPTIMIZERS[name]:
