@@ -59,10 +59,15 @@ def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
 def load_model(name: str, dtype: str, backend: str) -> nn.Module:
   from t5like.experiments.reading import read_model
 
-  overrides = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", backend)]
+  overrides = [("COMPUTE_DTYPE", dtype)]
+  if backend != "auto":  # which is the default of models that have one
+    overrides.append(("ATTENTION_BACKEND", backend))
   model = read_model([f"models/{name.removesuffix('.gin')}.gin", "runs/finetune.gin"], overrides).model
-  if model.batch_layout == "encoder":
-    raise UserError(f"{name} is an encoder and cannot generate", try_="--model=t5_1_1/base or --model=gpt2/medium")
+  kind = "an encoder" if model.batch_layout == "encoder" else "recurrent" if hasattr(model, "initial_carry") else ""
+  if kind:
+    raise UserError(
+      f"{name} is {kind}: this measures Transformers that generate", try_="--model=t5_1_1/base or --model=gpt2/medium"
+    )
   return model
 
 

@@ -112,6 +112,7 @@ class OurStep:
     from t5like import parallel
     from t5like.bench.tuned import plan_tuned
     from t5like.finetuning import Everything
+    from t5like.models import TransformerConfig
     from t5like.models.attention import describe_backend
     from t5like.models.stack import describe_layer_loop, frozen_layers
     from t5like.training.state import create_state
@@ -134,19 +135,13 @@ class OurStep:
     self._batch = jax.device_put(batch, parallel.batch_sharding(mesh))
     self._losses: list[float] = []
     self.run(1)
-    lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
-    return {
-      "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-      "attention": describe_backend(
-        model.config,
-        **lengths,
-        packed=any("segment_ids" in name for name in batch),
-        deterministic=self._deterministic,
-      ),
-      "layers": describe_layer_loop(model.config),
-      "optimizer": optimizer.description,
-      "compile_seconds": seconds,
-    } | plan.facts()
+    facts = {"device": f"{jax.device_count()} x {jax.devices()[0].device_kind}"}
+    if isinstance(model.config, TransformerConfig):
+      lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
+      packed = any("segment_ids" in name for name in batch)
+      facts["attention"] = describe_backend(model.config, **lengths, packed=packed, deterministic=self._deterministic)
+      facts["layers"] = describe_layer_loop(model.config)
+    return facts | {"optimizer": optimizer.description, "compile_seconds": seconds} | plan.facts()
 
   def run(self, steps: int) -> float:
     import jax

@@ -136,12 +136,15 @@ def _on_cpu() -> bool:
 
 def read_workload(settings: TrainBench) -> Workload:
   """Reads the model from the gin files, which also provide settings that are None."""
+  from t5like.experiments.compatibility import check_output_layer
   from t5like.experiments.reading import read_model
   from t5like.objectives import CATALOGUE
 
   dtype = settings.dtype or ("float32" if _on_cpu() else "bfloat16")
   # A run file binds the model; its other settings do not matter here.
-  fixed = [("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", settings.backend)]
+  fixed = [("COMPUTE_DTYPE", dtype)]
+  if settings.backend != "auto":  # which is the default of models that have one
+    fixed.append(("ATTENTION_BACKEND", settings.backend))
   if settings.dropout is not None:
     fixed.append(("DROPOUT_RATE", repr(settings.dropout)))
   overrides = [("train.objective", "@span_corruption()"), *fixed, *settings.overrides]
@@ -151,6 +154,7 @@ def read_workload(settings: TrainBench) -> Workload:
     default = CATALOGUE["span_corruption"].lengths(max(lengths["inputs"], 1)).targets
     lengths["targets"] = default if settings.targets is None else settings.targets
   model = experiment.model
+  check_output_layer(model)
   if model.batch_layout == "encoder":
     model = model.clone(predicted_share=_PREDICTED_SHARE)
   rows = min(experiment.batch_size, _CPU_ROWS) if _on_cpu() else experiment.batch_size
@@ -215,7 +219,7 @@ def rates(
   """Returns the speed of a step whose FLOPs are a share of those of a step that trains everything."""
   from t5like import planning
 
-  flops = share * planning.train_step_flops(model.config, rows, **stack_lengths(model.batch_layout, lengths))
+  flops = share * planning.train_step_flops(model, rows, **stack_lengths(model.batch_layout, lengths))
   return {
     "tokens_per_second": rows * sum(lengths.values()) / seconds,
     "model_flops_per_second": flops / seconds,

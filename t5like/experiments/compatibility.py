@@ -22,7 +22,7 @@ from t5like.models.heads import WithHead
 from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.objectives.worked_examples import check_output
-from t5like.planning.flops import step_flops_by_part
+from t5like.planning.flops import train_step_flops
 from t5like.vocabularies import SpelledWords, Vocabulary
 
 # A checkpoint may be used with different values of these: they affect how a step is computed or how
@@ -125,22 +125,32 @@ def check_splits(config: TransformerConfig | RecurrentConfig, mesh: jax.sharding
       )
 
 
+def check_output_layer(model: nn.Module) -> None:
+  """Raises UserError for a model without the layer that predicts tokens, such as ELECTRA's discriminator."""
+  name, remedy = type(model).__name__, ""
+  if not getattr(model.config, "has_output", True):
+    remedy = "--gin.HAS_OUTPUT=True"
+  elif model.batch_layout == "encoder" and not model.config.mlm_head:
+    remedy = "--gin.TransformerConfig.mlm_head=True"
+    if model.config.discriminator_head:
+      remedy = "--gin_file=objectives/electra.gin, after the file of the model"
+  if remedy:
+    raise UserError(f"this {name} has no output layer to train", try_=f"{remedy}, or a head: --gin.HEAD=task")
+
+
 def check_layout(model: nn.Module, objective: Objective | None) -> None:
   """Checks that the model supports the objective: encoders need masked text, others inputs and targets."""
   name = type(model).__name__
   if isinstance(model, WithHead):
     return  # the head and its task are checked by heads.py
-  if not getattr(model.config, "has_output", True):
+  if model.batch_layout == "encoder" and objective is None:
     raise UserError(
-      f"this {name} has no output layer to train", try_="--gin.HAS_OUTPUT=True, or a head: --gin.HEAD=task"
+      f"{name} is an encoder: text-to-text tasks need a decoder",
+      expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
+      try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
     )
+  check_output_layer(model)
   if model.batch_layout == "encoder":
-    if objective is None:
-      raise UserError(
-        f"{name} is an encoder: text-to-text tasks need a decoder",
-        expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
-        try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
-      )
     if objective.labels_rows and not model.config.nsp_head:
       raise UserError(
         f"{name} has no head for pairs of sentences, which {objective.name} predicts",
@@ -216,8 +226,8 @@ def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
     # A decoder's output projection runs only for the auxiliary loss.
     has_output = bool(model.head.lm_loss_weight)
     rows = batch_size * _texts_per_row(model)
-    return sum(step_flops_by_part(model, rows, **stack_lengths(model, lengths), has_output=has_output).values())
-  return sum(step_flops_by_part(model, batch_size, **stack_lengths(model, lengths)).values())
+    return train_step_flops(model, rows, **stack_lengths(model, lengths), has_output=has_output)
+  return train_step_flops(model, batch_size, **stack_lengths(model, lengths))
 
 
 def row_lengths(experiment: Experiment, given: Mapping[str, int], special: SpecialTokens) -> Lengths:

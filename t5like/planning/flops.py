@@ -126,12 +126,6 @@ def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0,
   return sum(forward_flops_by_part(config, rows, encoder_length, decoder_length).values())
 
 
-def train_step_flops(
-  config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
-) -> int:
-  return 3 * sum(forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output).values())
-
-
 def model_flops_by_part(
   model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
 ) -> dict[str, int]:
@@ -201,6 +195,12 @@ def step_flops_by_part(
   """Returns the FLOPs of a model's train step by part."""
   parts = model_flops_by_part(model, rows, encoder_length, decoder_length, has_output)
   return {part: 3 * flops for part, flops in parts.items()}
+
+
+def train_step_flops(
+  model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> int:
+  return sum(step_flops_by_part(model, rows, encoder_length, decoder_length, has_output).values())
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:

@@ -13,7 +13,7 @@ import jax
 from t5like import parallel
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
-from t5like.planning.flops import step_flops_by_part
+from t5like.planning.flops import step_flops_by_part, train_step_flops
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
 from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
 from t5like.planning.step_time import StepTime, efficiency_of, step_time
@@ -79,7 +79,7 @@ class Work:
     parts = step_flops_by_part(self.model, self.rows, **self.lengths)
     parts = {part: round(self.flops_share * flops) for part, flops in parts.items()}
     if self.teacher:
-      parts[TEACHER] = sum(step_flops_by_part(self.teacher, self.rows, **self.lengths).values()) // 3
+      parts[TEACHER] = train_step_flops(self.teacher, self.rows, **self.lengths) // 3
     return parts
 
 

@@ -11,9 +11,10 @@ from t5like import planning
 from t5like.bench import kernels as bench_kernels
 from t5like.bench.peer import peer_fields
 from t5like.bench.scaling import points
-from t5like.bench.train import TrainBench, make_batch, read_workload
+from t5like.bench.train import TrainBench, make_batch, read_workload, stack_lengths
 from t5like.errors import UserError
 from t5like.models import GPT, T5, TransformerConfig
+from t5like.planning.flops import step_flops_by_part
 
 SMALL = [
   "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2", "--gin.HEAD_DIM=8", "--gin.VOCAB_SIZE=64",
@@ -34,7 +35,7 @@ def test_results_are_consistent_even_if_a_peer_fails(t5like):
   assert compiled["name"] == "Hugging Face, torch.compile" and "error" in compiled
   assert "Hugging Face, eager: exited without an error message" in done.stderr and done.stderr.count("ms per step") == 3
   # Span corruption of 128 inputs has 30 targets.
-  seconds, flops = result["step_seconds"], planning.train_step_flops(CONFIG, 8, 128, 30)
+  seconds, flops = result["step_seconds"], planning.train_step_flops(T5(CONFIG), 8, 128, 30)
   assert result["tokens_per_second"] == pytest.approx(8 * (128 + 30) / seconds)
   assert result["model_flops_per_second"] == pytest.approx(flops / seconds)
   assert result["share_of_ceiling"] == pytest.approx(flops / seconds / result["ceiling_flops_per_second"])
@@ -111,3 +112,26 @@ def test_microbatches_take_less_memory_and_lora_fewer_flops(t5like):
   assert parts["memory_bytes"] < 0.8 * plain["memory_bytes"]
   flops = [result["model_flops_per_second"] * result["step_seconds"] for result in (plain, lora)]
   assert flops[1] == pytest.approx(flops[0] * lora["flops_share"]) and 0.5 < lora["flops_share"] < 1
+
+
+@pytest.mark.parametrize("name", ["awd_lstm/tiny", "electra/small"])
+def test_all_parts_of_other_models_are_counted(t5like, name):
+  """A recurrent model has no attention; ELECTRA's generator counts."""
+  options = ["--gin.VOCAB_SIZE=64", "--gin.EMBED_DIM=16", "--gin.NUM_LAYERS=1"]
+  if name == "electra/small":
+    options = ["--gin_file=objectives/electra.gin", *SMALL[:-3]]
+  done = t5like("bench", "train", f"--model={name}", *options, "--steps=3", "--json", "--batch_size=2", "--inputs=16")
+  (result,) = map(json.loads, done.stdout.splitlines())
+  files = [f"models/{name}.gin", *(option[11:] for option in options if option.startswith("--gin_file="))]
+  given = [tuple(option[6:].split("=")) for option in options if option.startswith("--gin.")]
+  model = read_workload(TrainBench(files, given, inputs=16)).model
+  flops = step_flops_by_part(model, 2, **stack_lengths(model.batch_layout, {"inputs": 16}))
+  assert ("generator" in flops) == (name == "electra/small")
+  assert result["model_flops_per_second"] * result["step_seconds"] == pytest.approx(sum(flops.values()))
+  assert ("attention" in result) == (name == "electra/small") and result["dropout"] == 0.1
+
+
+def test_a_model_without_output_layer_is_refused(t5like):
+  """ELECTRA's discriminator: in training, too."""
+  error = t5like("bench", "train", "--model=electra/small", status=2).stderr
+  assert "this BERT has no output layer to train" in error and "objectives/electra.gin, after" in error

@@ -21,7 +21,7 @@ def check(step: Step) -> None:
   config, (data, fsdp, tensor) = step.model.config, step.mesh
   if config.scan_layers or config.remat != "none":
     return  # XLA counts the body of a loop once
-  flops = train_step_flops(config, step.rows, **step.lengths)
+  flops = train_step_flops(step.model, step.rows, **step.lengths)
   if tensor == 1:
     assert flops / (data * fsdp) == pytest.approx(compiled.cost_analysis()["flops"], rel=0.02)
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from t5like.models.config import TransformerConfig
+from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.planning import train_step_flops
 from t5like.planning.devices import device_spec, peak_flops
 
@@ -69,6 +69,10 @@ SIZES = {
 
 
 # Tokens per second and TFLOP/s, measured together on an H200 and rounded to three digits.
+def model_of(name, **changes):
+  return {"T5": T5, "GP": GPT, "BE": BERT}[name[:2]](TransformerConfig(**SIZES[name] | changes))
+
+
 @pytest.mark.parametrize(
   "name, rows, encoder_length, decoder_length, tokens_per_second, teraflops",
   [
@@ -79,7 +83,7 @@ SIZES = {
   ],
 )
 def test_flops_per_token(name, rows, encoder_length, decoder_length, tokens_per_second, teraflops):
-  flops = train_step_flops(TransformerConfig(**SIZES[name]), rows, encoder_length, decoder_length)
+  flops = train_step_flops(model_of(name), rows, encoder_length, decoder_length)
   per_token = flops / (rows * (encoder_length + decoder_length))
   assert per_token == pytest.approx(teraflops * 1e12 / tokens_per_second, rel=0.003)
 
@@ -88,12 +92,12 @@ def test_gpt_2_medium_by_hand():
   # 24 layers: 4 products of 1024 x 1024 and 2 of 1024 x 4096 per token, scores and mixing over 1,024 positions.
   layer = 2 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 2 * 2 * 1024 * 1024
   per_token = 3 * (24 * layer + 2 * 1024 * 50257)
-  assert train_step_flops(TransformerConfig(**SIZES["GPT-2 medium"]), 32, 0, 1024) == 32 * 1024 * per_token
+  assert train_step_flops(model_of("GPT-2 medium"), 32, 0, 1024) == 32 * 1024 * per_token
 
 
 def test_berts_heads_by_hand():
-  with_heads = TransformerConfig(**SIZES["BERT large"])
-  without = TransformerConfig(**{**SIZES["BERT large"], "mlm_head": False, "pooler": False, "nsp_head": False})
+  with_heads = model_of("BERT large")
+  without = model_of("BERT large", mlm_head=False, pooler=False, nsp_head=False)
   # The transform and the output at 512 positions; the pooler and two classes once per row.
   per_row = 512 * 2 * 1024 * (1024 + 30522) + 2 * 1024 * 1024 + 2 * 1024 * 2
   difference = train_step_flops(with_heads, 64, 512, 0) - train_step_flops(without, 64, 512, 0)

@@ -35,7 +35,7 @@ def test_a_forward_pass_by_hand():
   decoder = 3 * (8 * 2 * 3 * 64 + 4 * 2 * 9 * 8 + 4 * 2 * 3 * 8 * 16)
   cross = 3 * (4 * 2 * 3 * 64 + 4 * 2 * 5 * 64 + 4 * 2 * 3 * 5 * 8)
   assert forward_flops(config(), 2, 5, 3) == encoder + decoder + cross + 2 * 2 * 3 * 8 * 96
-  assert planning.train_step_flops(config(), 2, 5, 3) == 3 * forward_flops(config(), 2, 5, 3)
+  assert planning.train_step_flops(T5(config()), 2, 5, 3) == 3 * forward_flops(config(), 2, 5, 3)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -142,7 +142,7 @@ def test_t5_base_has_about_six_flops_per_parameter_and_token():
   base = TransformerConfig(
     vocab_size=32128, embed_dim=768, mlp_dim=3072, num_heads=12, num_encoder_layers=12, num_decoder_layers=12
   )
-  flops = planning.train_step_flops(base, 128, 512, 114)
+  flops = planning.train_step_flops(T5(base), 128, 512, 114)
   # By hand: encoder 84.9 M weights see 512 tokens, decoder 113.2 M see 114 (28.3/2 M of them 512), output 24.7 M
   # see 114: 6 * 128 * (84.9e6 * 512 + 99.1e6 * 114 + 14.2e6 * 512 + 24.7e6 * 114) = 4.98e13, attention 4e12 more.
   assert 5.0e13 < flops < 5.6e13

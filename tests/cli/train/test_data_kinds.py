@@ -65,6 +65,13 @@ def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp
   common = [f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR={token_caches}", "--gin_file=runs/pretrain.gin"]
   err = t5like("train", *ENCODER, *common, "--gin.TASK=novels_span_corruption", status=2).stderr
   assert "BERT is an encoder, but span_corruption needs a decoder" in err and "bert_mlm" in err
+  discriminator = [
+    *ENCODER,
+    "--gin.TransformerConfig.mlm_head=False",
+    "--gin.TransformerConfig.discriminator_head=True",
+  ]
+  err = t5like("train", *discriminator, *common, "--gin.TASK=novels_bert_mlm", status=2).stderr
+  assert "this BERT has no output layer to train" in err and "objectives/electra.gin, after the file" in err
   line = [a for a in pretrain if "objectives/" not in a] + [f"--gin.MODEL_DIR={tmp_path}/run"]
   assert "is for encoders, but T5 has a decoder" in t5like(*line, "--gin.TASK=novels_bert_mlm", status=2).stderr
   assert "has no inputs for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
