@@ -59,7 +59,7 @@ _TPU = Efficiency(
 )
 # By platform; v6e differs from other TPUs.
 EFFICIENCIES = {
-  "gpu": Efficiency(product=0.82, ramp=192, wave=132 * 128 * 256, attention=0.35, bandwidth=0.85, launch=4e-6),
+  "gpu": Efficiency(product=0.82, ramp=192, wave=132 * 128 * 256, attention=0.40, bandwidth=0.85, launch=2e-6),
   "tpu": _TPU,
   "v6e": dataclasses.replace(_TPU, product=0.71, ramp=256),
   # The peaks of a CPU are measured: see this_machine.py.

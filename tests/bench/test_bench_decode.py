@@ -47,10 +47,6 @@ def test_bench_decode(t5like):
   assert result["kernels"]["kernels"] == []  # none on a CPU
 
 
-def test_encoders_are_rejected(t5like):
-  assert "cannot generate" in t5like(*COMMAND, "--model=bert/tiny", status=2).stderr
-
-
 @pytest.mark.parametrize(("model", "kind"), [("bert/tiny", "an encoder"), ("awd_lstm/tiny", "recurrent")])
 def test_models_that_are_not_measured_are_named(t5like, model, kind):
   assert f"{model} is {kind}: " in t5like(*COMMAND, f"--model={model}", status=2).stderr
