@@ -6,18 +6,18 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 
-_in_command = False  # whether `t5like ...` is running, and not the user's Python
+_commands = 0  # the number of running `t5like ...`, of which others may be in threads; 0: the user's Python
 
 
 @contextlib.contextmanager
 def command_line() -> Iterator[None]:
   """Within it, errors name settings as options of the command line: --gin.EPOCHS=2; else as in Python: EPOCHS=2."""
-  global _in_command
-  before, _in_command = _in_command, True
+  global _commands
+  _commands += 1
   try:
     yield
   finally:
-    _in_command = before
+    _commands -= 1
 
 
 class UserError(Exception):
@@ -52,17 +52,24 @@ class UserError(Exception):
       rows.append(f"  {label:<{width}}  {first}")
       rows.extend(f"  {'':<{width}}  {line}" for line in rest)
     text = "\n".join(rows)
-    return text if _in_command else _OPTION.sub(_as_in_python, text)
+    return text if _commands else _OPTION.sub(_as_in_python, text)
 
   __str__ = render
 
 
-_VALUE = r"""\"[^"]*"|'[^']*'|\{[^}]*\}|\[[^]]*\]|@[\w./]+(?:\(\))?|[^\s,;)]+"""
-_OPTION = re.compile(rf"--(?:gin\.(?P<name>[\w.]+)|gin_(?P<list>file|search_path)s?)(?:=(?P<value>{_VALUE}))?")
+# A dict may hold others. A plain value ends before punctuation of the sentence around it.
+_DICT = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_VALUE = rf"""\"[^"]*"|'[^']*'|{_DICT}|\[[^]]*\]|@[\w./]+(?:\(\))?|[^\s,;)]*[^\s,;:)]"""
+_OPTION = re.compile(
+  rf"(?P<command>\bt5like [a-z]+ .*)|"  # a line of the shell stays as it is
+  rf"--(?:gin\.(?P<name>[\w.]+)|gin_(?P<list>file|search_path)s?)(?:=(?P<value>{_VALUE}))?"
+)
 
 
 def _as_in_python(option: re.Match) -> str:
   """Writes an option as the argument of `read_experiment`."""
+  if option["command"]:
+    return option["command"]
   name, value = option["name"] or {"file": "files", "search_path": "search_paths"}[option["list"]], option["value"]
   if value is None:
     return name

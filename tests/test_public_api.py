@@ -345,12 +345,17 @@ def test_paths_and_hooks_of_other_types(settings, tmp_path):
   assert t5like.read_experiment(files[0:1] + files[1:], MODEL_DIR="x", TRAIN_STEPS=np.int64(7)).steps == 7
   with pytest.raises(UserError, match="missing required values"):
     t5like.read_experiment("runs/pretrain.gin")
+  for wrong in (None, 5, [5]):
+    with pytest.raises(UserError, match="invalid files"):
+      t5like.read_experiment(wrong)
+  with pytest.raises(UserError, match=r"invalid overrides: \('EPOCHS', 2\)"):
+    t5like.read_experiment("runs/pretrain.gin", [("EPOCHS", 2)])
   for call in (t5like.train, t5like.plan):
     with pytest.raises(UserError, match="not an experiment: 'x'"):
       call("x")
   with pytest.raises(UserError, match="not a model: 'x'"):
     t5like.evaluate("x", "snli")
-  for wrong in ((-1, print), (1.5, print), (5, None)):
+  for wrong in ((-1, print), (1.5, print), (5, None), (5, print, False, "5"), (5, print, False, -1)):
     with pytest.raises(UserError, match="invalid Hook"):
       t5like.Hook(*wrong)
   for hooks in ([print], t5like.Hook(1, print), None):
@@ -400,12 +405,21 @@ def test_errors_of_a_notebook_name_arguments(settings, message):
     ("--gin.EmbeddingHead.pooling=mean; --gin.HEAD=@SpanHead()", 'EmbeddingHead.pooling="mean"; HEAD="@SpanHead()"'),
     ("--gin_search_paths=FOLDER, --gin_file", 'search_paths=["FOLDER"], files'),
     ("takes no --gin options", "takes no --gin options"),
+    ("--gin.INIT_FROM=/a/100: a fresh optimizer", 'INIT_FROM="/a/100": a fresh optimizer'),
+    ("--gin.LENGTHS={'inputs': {'a': 1}} or", "LENGTHS={'inputs': {'a': 1}} or"),
+    ("--gin.LENGTHS=[{'a': 1}], or", "LENGTHS=[{'a': 1}], or"),
+    (
+      "t5like train --gin_file=runs/finetune.gin --gin.TASK=x",
+      "t5like train --gin_file=runs/finetune.gin --gin.TASK=x",
+    ),
   ],
 )
 def test_options_are_named_as_arguments(option, argument):
   error = UserError("something is wrong", try_=option)
   assert str(error) == f"something is wrong\n  try  {argument}"
   with command_line():
+    with command_line():
+      pass
     assert str(error) == f"something is wrong\n  try  {option}"
 
 

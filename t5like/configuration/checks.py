@@ -181,14 +181,15 @@ def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding])
     for reference in binding.references():
       readers[reference.name].append(binding)
   for name, given in settings.items():
-    replaced = [b for b in readers[name] if last[b.target] is not b]
-    if given.shipped or not replaced or len(replaced) < len(readers[name]):
+    if given.shipped or not readers[name] or any(last[b.target] is b or not b.shipped for b in readers[name]):
       continue
-    by = last[replaced[-1].target]
+    reader = readers[name][-1]
+    by = last[reader.target]
     if by.shipped:
+      replaced = by.macro_name if by.is_macro else f"{by.selector}.{by.parameter}"
       raise UserError(
-        f"{name} has no effect: {by.where} replaces the setting that reads it",
+        f"{name} has no effect: {by.where} replaces {replaced}, which read it",
         file=given.where,
-        reads=replaced[-1].where,
-        try_="the file of the model first, then that of the run",
+        read=reader.where,
+        try_=f"--gin.{replaced}=... instead, or the files in another order (that of the model comes first)",
       )

@@ -85,10 +85,10 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 def without_own_end(decoding: Mapping[str, Any], eos_id: int) -> dict[str, Any]:
   """Returns a model's settings without the vocabulary's own end of sequence among `more_ends`."""
-  others = tuple(token for token in decoding.get("more_ends", ()) if token != eos_id)
-  return {name: value for name, value in decoding.items() if name != "more_ends"} | (
-    {"more_ends": others} if others else {}
-  )
+  settings = dict(decoding)
+  if others := tuple(dict.fromkeys(token for token in settings.pop("more_ends", ()) if token != eos_id)):
+    settings["more_ends"] = others
+  return settings
 
 
 def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:

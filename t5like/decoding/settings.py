@@ -86,9 +86,10 @@ class DecodeSettings:
     for field, kind in {**dict.fromkeys((*_WHOLE, *_WHOLE_OR_NONE), int), **dict.fromkeys(_REAL, float)}.items():
       if (value := getattr(self, field)) is not None:  # of numpy, possibly
         object.__setattr__(self, field, kind(value))
-    if not all(isinstance(token, numbers.Integral) for token in self.more_ends):
+    ids = [token for token in self.more_ends if isinstance(token, numbers.Integral) and not isinstance(token, bool)]
+    if len(ids) < len(self.more_ends) or min(ids, default=0) < 0 or isinstance(self.more_ends, bytes):
       raise _invalid("more_ends", self.more_ends, _TYPES["more_ends"][1])
-    object.__setattr__(self, "more_ends", tuple(map(int, self.more_ends)))
+    object.__setattr__(self, "more_ends", tuple(dict.fromkeys(map(int, ids))))
     for field in ("stop_sequences", "forbidden"):
       sequences = tuple(tuple(int(token) for token in sequence) for sequence in getattr(self, field))
       object.__setattr__(self, field, sequences)

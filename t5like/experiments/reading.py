@@ -88,6 +88,11 @@ def read_experiment(
       )
   given = [(name, value if _is_reference(value) else repr(value)) for name, value in settings.items()]
   listed = [files] if isinstance(files, str | os.PathLike) else files
+  if not isinstance(listed, list | tuple) or not all(isinstance(file, str | os.PathLike) for file in listed):
+    raise UserError(f"invalid files: {files!r}", expected="a gin file, or a list of them")
+  for pair in overrides:
+    if not isinstance(pair, list | tuple) or [*map(type, pair)] != [str, str]:
+      raise UserError(f"invalid overrides: {pair!r}", expected="pairs of texts", try_="keywords: EPOCHS=2")
   load_files([os.fspath(file) for file in listed], [*overrides, *given], search_paths)
   return build_experiment()
 

@@ -173,9 +173,9 @@ def _json_row(number: int, location: str, line: bytes, field: str, words: Sequen
       number, location, f"expected a JSON object, got {type(parsed).__name__}: {line.decode('utf-8')[:_SHOWN]}"
     )
   if field not in parsed:
-    lists = [parsed[name] for name in words if isinstance(parsed.get(name), list)]
-    if lists and all(isinstance(word, str) for word in lists[0]):
-      return Row(number, location, " ".join(lists[0]), parsed)
+    found = words_of(parsed, words)
+    if found is not None:
+      return Row(number, location, " ".join(found), parsed)
   if field == TEXT_FIELD and field not in parsed and TRAINING_FIELD in parsed:
     field = TRAINING_FIELD
   if field not in parsed:
@@ -187,6 +187,12 @@ def _json_row(number: int, location: str, line: bytes, field: str, words: Sequen
   if not isinstance(parsed[field], str):
     return RejectedRow(number, location, f"field {field!r}: expected text, got {type(parsed[field]).__name__}", parsed)
   return Row(number, location, parsed[field], {k: v for k, v in parsed.items() if k != field})
+
+
+def words_of(fields: Mapping[str, Any], names: Sequence[str]) -> list[str] | None:
+  """Returns the first list of texts in the fields `names`. Outputs have other `tokens`: a number, or ids."""
+  lists = [fields[name] for name in names if isinstance(fields.get(name), list)]
+  return next((words for words in lists if all(isinstance(word, str) for word in words)), None)
 
 
 def _invalid_utf8(error: UnicodeDecodeError) -> str:

@@ -6,7 +6,6 @@ ignored. Sampling is left to the user: `do_sample` and its options are ignored.
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def check_decoding(decoding: Mapping[str, Any]) -> None:
 def keep_template(origin: Path, folder: Path) -> None:
   """Copies the chat template of a Hugging Face folder."""
   if (origin / _TEMPLATE).is_file():
-    shutil.copy(origin / _TEMPLATE, folder)
+    (folder / _TEMPLATE).write_text((origin / _TEMPLATE).read_text(encoding="utf-8"), encoding="utf-8")
   elif (path := origin / "tokenizer_config.json").is_file():
     if isinstance(template := read_json(path).get("chat_template"), str):
       (folder / _TEMPLATE).write_text(template, encoding="utf-8")
@@ -133,7 +132,7 @@ def ends_of(folder: Path) -> list[int]:
 
 def _ends(hf: Mapping[str, Any]) -> list[int]:
   found = hf.get("eos_token_id")
-  return [token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)]
+  return [token for token in (found if isinstance(found, list) else [found]) if type(token) is int]
 
 
 def _whole(hf: Mapping[str, Any], name: str) -> int | None:

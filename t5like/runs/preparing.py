@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5like import data, parallel
-from t5like.console import say, warn
+from t5like.console import say
 from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
@@ -39,7 +40,6 @@ from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CacheBuildFailed, CachedTask, MustStream, TokenCaches, can_build
-from t5like.files.module_files import module_file
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
@@ -207,6 +207,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
+    note_missing_modules(experiment)
   if evaluated is not None:
     check_evaluation(experiment, evaluated, vocabulary)
   evaluated = evaluated or []
@@ -227,9 +228,6 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
 def with_imported_modules(experiment: Experiment) -> Experiment:
   """Returns an experiment whose tasks other processes find, too: in a notebook, an import may have registered them."""
-  for module in experiment.task_modules:
-    if module_file(module) is None:  # no error: where tasks are tokenized already, training needs no modules
-      warn(f"no task module {module!r} here (TASK_MODULES): a task of it is used as it was tokenized")
   if experiment.task_modules:
     return experiment
   tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
@@ -241,6 +239,13 @@ def with_imported_modules(experiment: Experiment) -> Experiment:
   text = experiment.config_text and f"{experiment.config_text}\n\ntrain.task_modules = {modules}\n"
   object.__setattr__(changed, "config_text", text)
   return changed
+
+
+def note_missing_modules(experiment: Experiment) -> None:
+  """Notes modules of tasks that are not on this machine: no error, as training reads what was tokenized elsewhere."""
+  for module in experiment.task_modules:
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+      say(f"note: no task module {module!r} here (TASK_MODULES): its tasks are used as they were tokenized")
 
 
 def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:

@@ -47,6 +47,8 @@ class Hook:
       raise UserError(f"invalid Hook.action: {action!r}", expected="a function of the train state")
     if not isinstance(every, numbers.Integral) or every < 0:
       raise UserError(f"invalid Hook.every: {every!r}", expected="a number of steps; 0: never")
+    if not isinstance(minutes, numbers.Real) or minutes < 0:
+      raise UserError(f"invalid Hook.minutes: {minutes!r}", expected="a number of minutes; 0: never")
     self._every, self._action, self._at_end = every, action, at_end
     self._seconds, self._check_every = 60.0 * minutes, check_every
     self._last_run = time.monotonic()

@@ -6,7 +6,7 @@ import pytest
 from t5like import configuration
 from t5like.configuration.statements import Permissions, parse_override_value, read_text
 from t5like.errors import UserError, command_line
-from t5like.experiments.reading import register_configurables
+from t5like.experiments.reading import read_experiment, register_configurables
 
 MODEL, OBJECTIVE, RUN = "models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"
 
@@ -123,8 +123,17 @@ def test_a_value_that_a_later_file_replaces_is_reported():
   required = [(name, "'x'") for name in ("HEAD_TASK", "METRIC")] + [("INIT_FROM", "None"), ("EXAMPLES", "96")]
   message = message_of(given, *required, files=files)
   assert "HEAD_BATCH_SIZE has no effect: models/transformer.gin:" in message and "finetune/bert.gin:" in message
+  assert "replaces BATCH_SIZE, which read it" in message and "--gin.BATCH_SIZE=... instead" in message
   load(given, *required, files=files[::-1])
   load(("BATCH_SIZE", "4"), given, *required, files=files[::-1])  # replaced by the user
+
+
+def test_a_complete_configuration_may_be_changed_by_a_shipped_file(tmp_path):
+  """It sets all macros, also those of the optimizer that the file replaces."""
+  given = dict(HEAD_TASK="x", METRIC="accuracy", EXAMPLES=96, INIT_FROM=None, MODEL_DIR="x")
+  complete = tmp_path / "config.gin"
+  complete.write_text(read_experiment(["models/bert/tiny.gin", "finetune/bert.gin"], **given).config_text)
+  assert "lamb" in read_experiment([complete, "optimizers/lamb.gin"]).optimizer.description
 
 
 def test_a_value_of_a_model_without_a_model_file_names_what_is_missing():

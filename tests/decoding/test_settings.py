@@ -55,6 +55,9 @@ from t5like.vocabularies import load_vocabulary
     (dict(forced_end="no"), "True or False"),
     (dict(more_ends=5), "a list of token ids"),
     (dict(more_ends=["</s>"]), "a list of token ids"),
+    (dict(more_ends=[-1]), "a list of token ids"),
+    (dict(more_ends=[True]), "a list of token ids"),
+    (dict(more_ends=b"ab"), "a list of token ids"),
   ],
 )
 def test_invalid_settings_are_named(given, expected):

@@ -207,12 +207,13 @@ def _check_methods(task, model):
       model.tag("")
     words = [tag.word for tag in tags]
     rows, answers = Path(model.folder) / "rows.jsonl", Path(model.folder) / "answers.jsonl"
-    rows.write_text(
-      "".join(json.dumps(row) + "\n" for row in ({"words": words}, {"tokens": words}, {"text": " ".join(words)}))
-    )
+    text = " ".join(words)  # in outputs, `tokens` is their number, or are their ids
+    given = [{"words": words}, {"tokens": words}, {"text": text}, {"words": None, "tokens": words}]
+    given += [{"inputs": text, "tokens": 5}, {"inputs": text, "tokens": [5, 6]}]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in given))
     assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}"]) == 0
     found = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert [answer["tags"] for answer in found] == [[tag.label for tag in tags]] * 3
+    assert [answer["tags"] for answer in found] == [[tag.label for tag in tags]] * 6
     rows.write_text('{"words": "the ship"}\n')
     assert main(["infer", f"--model={model.folder}", f"--input={rows}", f"--output={answers}.2"]) == 1
   elif task == "toy_spans":

@@ -19,7 +19,7 @@ from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import planner
 from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.inference.jobs import Answer, Limits, Prepared
-from t5like.inference.rows import RejectedRow, Row, reject
+from t5like.inference.rows import RejectedRow, Row, reject, words_of
 from t5like.models.heads import WithHead
 from t5like.objectives import Ragged
 from t5like.objectives.segments import PairForm, join_words
@@ -133,8 +133,9 @@ class Labeling:
     return wrong or PreparedRows(row, [], rows=joined, words=choices)
 
   def _words(self, row: Row) -> PreparedRows | str:
-    words = next((row.fields[name] for name in WORDS if name in row.fields), row.text.split())
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+    words = words_of(row.fields, WORDS)
+    words = row.text.split() if words is None else words
+    if not words:
       return "no words to tag"
     pieces = self._model.vocabulary.encode_batch([f" {word}" for word in words])
     tokens = [piece for word in pieces for piece in word]

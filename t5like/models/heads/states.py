@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,8 @@ def check_rates(head: Any) -> None:
   settings = {name: getattr(head, name, None) for name in ("dropout_rate", "pooled_dropout_rate", "lm_loss_weight")}
   for name, value in settings.items():
     most = math.inf if name == "lm_loss_weight" else 1.0
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < most):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0.0 <= value < most):
       expected = "a number from 0" if most == math.inf else "0 <= rate < 1"
       raise UserError(f"invalid {type(head).__name__}.{name}: {value!r}", expected=expected)
 
