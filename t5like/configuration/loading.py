@@ -91,6 +91,10 @@ def _activate(statements: Sequence[Statement]) -> None:
   gin.finalize()
 
 
+# As Python says it.
+_MISSING = re.compile(r"(\w+)(?:\.__init__)?\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)")
+
+
 def build(name: str) -> object:
   """Calls the configurable `name` with its configured parameters."""
   target = registered()[name]
@@ -111,6 +115,11 @@ def build(name: str) -> object:
     raise _without_call_stack(error) from error.__cause__
   except (TypeError, ValueError) as error:  # building only assembles what was configured
     what, *called = str(error).strip().split("\n")  # gin appends the configurable
+    if missing := _MISSING.search(what):
+      called, needed = missing[1], re.findall(r"'(\w+)'", missing[2])
+      raise UserError(
+        f"{called} needs {' and '.join(needed)}", try_=" ".join(f"--gin.{called}.{name}=..." for name in needed)
+      ) from error
     raise UserError(
       f"invalid configuration: {what}",
       where=re.sub(r" \(<.*?>\)", "", called[-1]).strip() if called else None,

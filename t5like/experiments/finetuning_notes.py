@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from t5like.experiments.experiment import Experiment
 
@@ -30,3 +31,16 @@ def finetuning_notes(experiment: Experiment) -> list[str]:
       "note: DROPOUT_RATE = 0: the loss 'simcse' compares a text with itself under other dropout, and both are equal"
     )
   return notes
+
+
+def examples_note(experiment: Experiment, rows: int) -> str:
+  """Returns a note if EXAMPLES, from which a recipe computes its steps, is far from the number of training rows; or ''.
+
+  The windows and choices of a row are counted as rows.
+  """
+  given = re.search(r"^EXAMPLES = (\d+)$", experiment.config_text or "", re.MULTILINE)
+  if not given or rows / 4 <= int(given[1]) <= 2 * rows:
+    return ""
+  return (
+    f"note: EXAMPLES = {int(given[1]):,}, but there are {rows:,} rows: an epoch is {int(given[1]) / rows:.3g} passes"
+  )

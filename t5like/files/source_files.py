@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import fnmatch
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,14 +70,17 @@ def changed_file(sources: Sequence[Identity], since: float = 0.0) -> str:
 def other_files(sources: Iterable[Identity], files: str) -> str:
   """Returns which file of a pattern is new or no longer read, or ''.
 
-  They may be in another folder now, or not here at all.
+  They may be in another folder now, or not here at all; but then, the pattern has to match their names.
   """
   now = [storage.as_path(path) for path in storage.matching(files)]
+  if not now:
+    names, pattern = [storage.as_path(source["path"]).name for source in sources], storage.as_path(files).name
+    return "" if fnmatch.filter(names, pattern) else f"no file matches {files}"
   sized = not any(map(storage.is_remote, now))  # by name alone on a store
   found = collections.Counter((path.name, path.stat().st_size if sized else None) for path in now)
   found.subtract((storage.as_path(source["path"]).name, source["bytes"] if sized else None) for source in sources)
   changed = [(name, count) for (name, _), count in found.items() if count]
-  if not now or not changed:
+  if not changed:
     return ""
   return f"{changed[0][0]} is {'new' if changed[0][1] > 0 else 'not read any more'}"
 

@@ -34,7 +34,7 @@ from t5like.experiments.compatibility import (
 )
 from t5like.experiments.corpus_files import are_several
 from t5like.experiments.experiment import Experiment
-from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.experiments.finetuning_notes import examples_note, finetuning_notes
 from t5like.experiments.heads import check_can_score, check_compared_rows
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
@@ -208,6 +208,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
     note_missing_modules(experiment)
+    say(examples_note(experiment, batches.phases[-1].source.rows_per_epoch))
   if evaluated is not None:
     check_evaluation(experiment, evaluated, vocabulary)
   evaluated = evaluated or []

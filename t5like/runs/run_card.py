@@ -274,7 +274,9 @@ def _data_text(
     members = [f"  {share:6.1%}  {task}" + (f", {size:,} rows" if size else "") for task, share, size in expected]
     return "\n".join([text, f"a mixture of {len(expected)} tasks", *members])
   source = batches.phases[-1].source
-  passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
+  count = rows / source.rows_per_epoch
+  shown = f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+  passes = f"{source.rows_per_epoch:,} rows, {shown} passes in this run"
   if isinstance(source, data.MixtureRows):
     members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
     return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])

@@ -42,6 +42,10 @@ SHIPPED_MODULES = tuple(
 REGISTERED_BY: dict[str, str] = {}
 
 
+class NameTaken(UserError):
+  """Another task has the name."""
+
+
 @functools.cache
 def default_features() -> dict[str, seqio.Feature]:
   """Returns features with T5's vocabulary; a token cache can be built with any other."""
@@ -67,7 +71,7 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
   registered = seqio.TaskRegistry.get(name)
   was, given = identity.definition(registered), identity.definition(task)
   if different := [part for part in was if was[part] != given[part]]:
-    raise UserError(
+    raise NameTaken(
       f"a task {name!r} is already registered with another definition",
       differs=", ".join(different),
       try_=f"another name, or seqio.TaskRegistry.remove({name!r}) first",

@@ -239,9 +239,11 @@ def test_other_files_than_those_of_the_cache_are_detected(tmp_path):
   description = {**DESCRIPTION, "source_files": sources}
   data.write_cache(tmp_path / "c", EXAMPLES, ["inputs", "targets"], encode, VOCABULARY, description, NO_SCORING)
   cache = data.open_cache(tmp_path / "c", rebuild_command="")
-  for same in (None, "old/*.jsonl", "moved/train.jsonl", "elsewhere/train.jsonl"):
+  for same in (None, "old/*.jsonl", "moved/train.jsonl", "elsewhere/train.jsonl", "elsewhere/*.jsonl"):
     assert data.changed_since_written(cache, "abc", same and f"{tmp_path}/{same}") == ""
   assert data.changed_since_written(cache, "abc", f"{tmp_path}/other/*.jsonl") == "train.jsonl is new"
+  misspelled = f"{tmp_path}/old/trian*.jsonl"
+  assert data.changed_since_written(cache, "abc", misspelled) == f"no file matches {misspelled}"
   (tmp_path / "moved/more.jsonl").write_text("x")
   assert data.changed_since_written(cache, "abc", f"{tmp_path}/moved/*.jsonl") == "more.jsonl is new"
   assert data.changed_since_written(cache, "abc", f"{tmp_path}/moved/m*.jsonl") == "more.jsonl is new"

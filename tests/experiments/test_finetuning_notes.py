@@ -2,10 +2,10 @@
 
 import pytest
 
-from t5like import Experiment
+from t5like import Experiment, read_experiment
 from t5like.errors import UserError
 from t5like.experiments.configurables import share_of, steps_of_epochs
-from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.experiments.finetuning_notes import examples_note, finetuning_notes
 from t5like.models import BERT, T5, TransformerConfig
 from t5like.models.heads import EmbeddingHead, attach_head
 from t5like.training.optimizers import adamw
@@ -42,6 +42,16 @@ def test_simcse_without_dropout_is_noted():
     backbone = BERT(TransformerConfig(**SIZES, **({"dropout_rate": 0.0} | rates)))
     assert bool(notes(attach_head(backbone, EmbeddingHead("simcse", texts=2)))) == noted
     assert not notes(attach_head(backbone, EmbeddingHead("ranking", texts=2)))
+
+
+def test_a_number_of_examples_that_is_not_that_of_the_rows_is_noted():
+  files, given = ["models/bert/tiny.gin", "finetune/bert.gin", "finetune/glue/sst2.gin"], dict(INIT_FROM=None)
+  experiment = read_experiment(files, MODEL_DIR="run", **given)
+  assert "EXAMPLES = 67,349, but there are 64 rows" in examples_note(experiment, 64)
+  assert "EXAMPLES = 67,349" in examples_note(experiment, 300_000)
+  assert examples_note(experiment, 67_349) == examples_note(experiment, 200_000) == ""
+  own = read_experiment(["models/t5/tiny.gin", "runs/finetune.gin"], MODEL_DIR="run", TASK="snli", **given)
+  assert examples_note(own, 64) == ""
 
 
 def test_steps_of_epochs_and_shares():
