@@ -383,6 +383,7 @@ def test_paths_and_hooks_of_other_types(settings, tmp_path):
     ({"EPOCHS": "many"}, "invalid EPOCHS: 'many'\n  expected  a number\n  try       EPOCHS=..."),
     ({"HEAD_BATCH_SIZE": 0}, "invalid batch size: 0\n  expected  a positive number"),
     ({"HEAD": "ClassificationHead"}, "invalid HEAD: 'ClassificationHead'.*\n +try       HEAD=..."),
+    ({"TRAINABLE": "@FrozenBelow()"}, "FrozenBelow needs layer\n  try  FrozenBelow.layer=..."),
     ({"CORPUS_FILES": "x.jsonl"}, "invalid CORPUS_FILES: 'x.jsonl'\n.*\n  try       CORPUS_FILES=..."),
   ],
 )

@@ -83,11 +83,24 @@ class Evaluation:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows))
 
 
+_TEXTS = {"prediction": "output", "target": "expected"}  # the fields with the texts of numbers
+
+
 def _shown(row: Mapping[str, Any]) -> str:
   if row["prediction"] is None:
     return f"target {row['target']!r}, log-likelihood {row.get(SCORE_FIELDS[SCORES])}"
   mark = "correct" if is_correct(row["prediction"], row["target"]) else "wrong"
-  return f"{mark}: {row['prediction']!r}, target {row['target']!r}"
+  return f"{mark}: {_named(row, 'prediction')}, target {_named(row, 'target')}"
+
+
+def _named(row: Mapping[str, Any], field: str) -> str:
+  """Returns a value as Python shows it; the number of a class with its name, or with the text that stands for it."""
+  value, text = row[field], row.get(_TEXTS[field])
+  if not isinstance(value, int):
+    return repr(value)
+  if "label" in row and "probabilities" in row and 0 <= value < len(row["probabilities"]):
+    text = list(row["probabilities"])[value]
+  return repr(value) if text in (None, str(value)) else f"{value!r} ({text!r})"
 
 
 def _as_json(value: Any) -> Any:
@@ -143,6 +156,8 @@ def score_answers(
     targets.append(postprocess(example["targets_pretokenized"], example=example, is_target=True))
     outputs.append(None if text is None else postprocess(text, example=example, is_target=False))
     row = {"inputs": example.get("inputs_pretokenized"), "prediction": outputs[-1], "target": targets[-1]}
+    if isinstance(targets[-1], int):  # numbers of classes
+      row |= {_TEXTS["prediction"]: text, _TEXTS["target"]: example["targets_pretokenized"]}
     rows.append(row | dict(more[number] if more else {}))
   own = [(prediction_scores or {}).get(number, math.nan) for number in sorted(answers)]
   true = None if target_scores is None else [target_scores[number] for number in sorted(answers)]

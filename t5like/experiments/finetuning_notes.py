@@ -41,6 +41,5 @@ def examples_note(experiment: Experiment, rows: int) -> str:
   given = re.search(r"^EXAMPLES = (\d+)$", experiment.config_text or "", re.MULTILINE)
   if not given or rows / 4 <= int(given[1]) <= 2 * rows:
     return ""
-  return (
-    f"note: EXAMPLES = {int(given[1]):,}, but there are {rows:,} rows: an epoch is {int(given[1]) / rows:.3g} passes"
-  )
+  examples = int(given[1])
+  return f"note: EXAMPLES = {examples:,}, but there are {rows:,} rows: EPOCHS = 1 is {examples / rows:,.1f} passes"

@@ -26,7 +26,8 @@ class FillMask:
   def __init__(self, model: Model, limits: Limits, top: int):
     vocabulary = model.vocabulary
     if vocabulary.mask_id is None:
-      raise UserError(f"the vocabulary {model.vocabulary_name!r} has no mask token", try_="another vocabulary")
+      remedy = "another vocabulary" if model.module.batch_layout == "encoder" else "a model like BERT"
+      raise UserError(f"the vocabulary {model.vocabulary_name!r} has no mask token", try_=remedy)
     self._model, self.limits = model, limits
     self._filler = model.runner(MaskFiller, vocabulary.mask_id, top)
 

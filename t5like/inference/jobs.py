@@ -103,7 +103,10 @@ class Generation:
 
   def __init__(self, model: Model, settings: DecodeSettings, stops: Sequence[str], limits: Limits):
     if model.module.batch_layout == "encoder":
-      raise UserError(f"{model.kind} is an encoder and cannot generate text", try_="fill_mask, or embed")
+      raise UserError(
+        f"{model.kind} is an encoder and cannot generate text",
+        try_="--fill_mask, or --embed (in Python: fill_mask, embed)",
+      )
     self._model, self.limits = model, limits
     self._generator = model.runner(Generator, model.vocabulary.eos_id, 0, model.special.start)
     self.set_decoding(settings, stops)

@@ -36,8 +36,11 @@ def explain_data_errors(task: seqio.Task) -> Iterator[None]:
   name, folder = tfds_name(task), os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
   prepare = f"t5like tasks prepare {name} --from DIR   (DIR: folder with its original files)"
   if name and not (Path(folder).expanduser() / name).is_dir():
+    from t5like.tasks.preparation.catalogue import NOT_IN_TFDS  # imports much
+
     # Without a network TFDS retries for minutes before it gives up.
-    print(f"{name} is not in {folder}: TFDS will try to download it. Offline: {prepare}", file=sys.stderr, flush=True)
+    download = "" if name.partition("/")[0] in NOT_IN_TFDS else ": TFDS will try to download it. Offline"
+    print(f"{name} is not in {folder}{download}: {prepare}", file=sys.stderr, flush=True)
   read_error = None
   try:
     yield

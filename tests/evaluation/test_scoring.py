@@ -156,3 +156,20 @@ def test_names_that_a_module_imports_are_not_scoring_functions():
       find_function(entry)
   with pytest.raises(UserError, match="needs an explicitly trusted module"):
     find_function({"function": "t5like.tasks.metrics_of_others:f", "keywords": {}})
+
+
+def test_numbers_of_classes_are_shown_with_their_names():
+  """A head's from its labels; those of generated answers with the texts that were read."""
+  probabilities = {"negative": 0.75, "positive": 0.25}
+  by_head = {"inputs": "a fine film", "prediction": 0, "target": 1, "label": "negative", "probabilities": probabilities}
+  generated = {"inputs": "rte: ...", "prediction": -1, "target": 1, "output": "maybe", "expected": "not_entailment"}
+  report = Evaluation({}, {}, [by_head, generated]).report("t", "s", step=1, shown=2)
+  assert "wrong: 0 ('negative'), target 1 ('positive')" in report
+  assert "wrong: -1 ('maybe'), target 1 ('not_entailment')" in report
+  scoring = {"postprocessor": {"function": f"{__name__}:number_of", "keywords": {}}, "metrics": []}
+  found = score_answers({0: "maybe"}, [{"targets_pretokenized": "no"}], scoring, modules=[__name__]).rows
+  assert found == [{"inputs": None, "prediction": -1, "target": 1, "output": "maybe", "expected": "no"}]
+
+
+def number_of(text, **kwargs):
+  return {"yes": 0, "no": 1}.get(text, -1)

@@ -15,7 +15,7 @@ SUBCOMMANDS = {
   "check": ("check a task for problems in training or evaluation", "cli.tasks.check"),
   "objective": ("apply an objective to a text", "cli.tasks.objective"),
   "prepare": ("convert original files to the TFDS data sets that tasks read", "cli.tasks.prepare"),
-  "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "cli.tasks.vocabulary"),
+  "vocabulary": ("train a SentencePiece, WordPiece or BPE vocabulary on a task or on files", "cli.tasks.vocabulary"),
 }
 _WITHOUT_SEQIO = ("objective", "vocabulary")
 

@@ -49,7 +49,7 @@ _READERS: dict[str, Callable[[Dataset, Folder], list[SourceSplit]]] = {
 
 # Features of data sets that are not in TFDS, by configuration. Names and classes of wnut_17 are those of its public
 # mirror.
-_NOT_IN_TFDS: dict[str, dict[str | None, Callable[[], tfds.features.FeaturesDict]]] = {
+NOT_IN_TFDS: dict[str, dict[str | None, Callable[[], tfds.features.FeaturesDict]]] = {
   "wnut_17": {None: functools.partial(conll.features, conll.WNUT_17_TAGS)},
   "swag": {None: swag.features},
   "sick": {None: similarity.sick_features},
@@ -66,8 +66,8 @@ def find_datasets(
   dataset_name, _, config = title.partition("/")
   if custom_format is not None:
     return [_custom(title, version or "1.0.0", custom_format, folder)]
-  if dataset_name in _NOT_IN_TFDS:
-    configs = _NOT_IN_TFDS[dataset_name]
+  if dataset_name in NOT_IN_TFDS:
+    configs = NOT_IN_TFDS[dataset_name]
     if config and config not in configs:
       raise _unknown_config(dataset_name, config, list(filter(None, configs)))
     wanted = [config] if config else list(configs)
@@ -141,7 +141,7 @@ def _tfds_name_of_task(name: str, task_modules: Sequence[str]) -> str:
 
   known = registry.task_names(task_modules)
   if name not in known:
-    candidates = [*known, *tfds.list_builders(with_community_datasets=False), *_NOT_IN_TFDS]
+    candidates = [*known, *tfds.list_builders(with_community_datasets=False), *NOT_IN_TFDS]
     raise UserError(
       f"no data set or task {name!r}",
       nearest=nearest(name, candidates),
