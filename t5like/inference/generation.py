@@ -67,7 +67,7 @@ class Generator:
     batch = {name: self._pad_to_bucket(array, padded_rows) for name, array in _with_lengths(prompts).items()}
     batch |= {"row_ids": _pad_rows(ids, padded_rows), "limits": _pad_rows(limits, padded_rows)}
     batch = shard_batch(batch, self._mesh)
-    ends = tuple(token for token in settings.more_ends if 0 <= token < self.model.config.vocab_size)
+    ends = tuple(token for token in settings.more_ends if token < self.model.config.vocab_size)
     length = decoding.bucket(settings.max_length)
     static = dataclasses.replace(settings, max_length=length, seed=0, more_ends=ends)
     decoded = jax.device_get(self._decode(params, batch, np.uint32(settings.seed), settings=static))

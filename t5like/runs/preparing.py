@@ -272,6 +272,7 @@ def without_corpus(experiment: Experiment) -> dict[str, float]:
 
 
 def evaluated_tasks(experiment: Experiment, rates: Mapping[str, float]) -> Mapping[str, float]:
+  """Returns the tasks that are evaluated, and their rates: EVAL_TASKS, the labeled tasks of a mix, or those trained."""
   return dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
 
 

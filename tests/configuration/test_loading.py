@@ -128,6 +128,13 @@ def test_a_value_that_a_later_file_replaces_is_reported():
   load(("BATCH_SIZE", "4"), given, *required, files=files[::-1])  # replaced by the user
 
 
+def test_a_value_that_one_of_two_settings_reads_has_an_effect(tmp_path):
+  mine = tmp_path / "mine.gin"
+  mine.write_text("include 'finetune/bert.gin'\nLOG_PERIOD = %HEAD_BATCH_SIZE\n")
+  required = [(name, "'x'") for name in ("HEAD_TASK", "METRIC")] + [("INIT_FROM", "None"), ("EXAMPLES", "96")]
+  load(("HEAD_BATCH_SIZE", "8"), *required, files=(str(mine), "models/bert/tiny.gin"))
+
+
 def test_a_complete_configuration_may_be_changed_by_a_shipped_file(tmp_path):
   """It sets all macros, also those of the optimizer that the file replaces."""
   given = dict(HEAD_TASK="x", METRIC="accuracy", EXAMPLES=96, INIT_FROM=None, MODEL_DIR="x")
@@ -191,7 +198,7 @@ def test_wrong_types_and_values_are_refused():
     (("EVAL_TASKS", "snli"), "a list of names"),
     (("EVAL_LOSS_PERIOD", "5"), "EVAL_SPLIT is empty"),
     (("train.label_smoothing", "1.0"), "invalid LABEL_SMOOTHING: 1.0"),
-    (("OPTIMIZER", "@adamw()"), "missing 1 required positional argument: 'learning_rate'"),
+    (("OPTIMIZER", "@adamw()"), "adamw needs learning_rate"),
   ]:
     with pytest.raises(UserError) as error:
       load(override)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from t5like.decoding import DecodeSettings, bucket, log_likelihoods
-from t5like.decoding.options import decode_settings, with_defaults
+from t5like.decoding.ending import Endings
+from t5like.decoding.options import decode_settings, with_defaults, without_own_end
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary
 
@@ -140,3 +141,13 @@ def test_a_text_is_forbidden_as_a_word_and_within_one_and_ends_outputs_within_on
   assert not contains("the dog", settings.forbidden)
   assert {vocabulary.decode(list(ids)).strip() for ids in settings.forbidden} == {"fox"}
   assert stops == (".",) and contains("over.", settings.stop_sequences) and contains(".", settings.stop_sequences)
+
+
+def test_the_first_end_is_that_of_the_vocabulary():
+  """Which forced_end writes; a model's own end is not listed among the others."""
+  settings = DecodeSettings(more_ends=(7, 3, 9))
+  assert (
+    Endings.from_settings(settings, 3).eos_ids == (3, 7, 9) and Endings.from_settings(settings, None).eos_ids[0] == 7
+  )
+  assert without_own_end({"beams": 4, "more_ends": (5, 7, 7)}, 5) == {"beams": 4, "more_ends": (7,)}
+  assert without_own_end({"beams": 4, "more_ends": (5,)}, 5) == {"beams": 4}

@@ -1,5 +1,6 @@
 """Several named corpora: found by a variable in their files, mixed by their numbers of tokens."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -9,8 +10,9 @@ import t5like
 from t5like.errors import UserError
 from t5like.experiments import corpus_files
 from t5like.experiments.cache_building import CacheSettings, build_token_cache
+from t5like.experiments.reading import read_experiment
 from t5like.experiments.token_caches import TokenCaches
-from t5like.runs.preparing import open_members
+from t5like.runs.preparing import check_corpus_splits, open_members
 from t5like.vocabularies import load_vocabulary
 
 
@@ -89,3 +91,20 @@ def test_the_shipped_gin_files():
   assert mc4.corpus_files == {"{language}": {"train": "gs://bucket/c4-{language}.tfrecord-*.json.gz"}}
   bert = t5like.read_experiment(["runs/bert.gin", "corpora/books_and_wikipedia.gin"], MODEL_DIR="/tmp/x")
   assert bert.task == "books_and_wikipedia" and set(bert.corpus_files) == {"books", "wikipedia"}
+
+
+@pytest.mark.parametrize(
+  ("files", "settings", "refused"),
+  [
+    ({"train": "a.txt", "dev": "b.txt"}, {}, "EVAL_SPLIT"),
+    ({"train": "a.txt", "dev": "b.txt"}, {"EVAL_SPLIT": "dev"}, ""),
+    ({"dev": "b.txt", "validation": "b.txt"}, {}, "train.split"),
+    ({"a": {"train": "a.txt"}, "b": {"train": "b.txt"}}, {}, ""),  # a corpus may lack a split
+    ({"train": "a.txt"}, {"EVAL_TASKS": ["glue_sst2"]}, ""),  # which has the split
+  ],
+)
+def test_splits_without_files_are_named(files, settings, refused):
+  given = dict(TASK="mine_text_to_text", MODEL_DIR="x", INIT_FROM=None, CORPUS_FILES=files) | settings
+  experiment = read_experiment(["models/t5/tiny.gin", "runs/finetune.gin"], **given)
+  with pytest.raises(UserError, match=f"requested_by +{refused}") if refused else contextlib.nullcontext():
+    check_corpus_splits(experiment, {experiment.task: 1.0})

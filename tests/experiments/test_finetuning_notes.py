@@ -1,11 +1,14 @@
 """Notes about probable mistakes in fine-tuning, and the functions with which gin files compute numbers of steps."""
 
+import contextlib
+
 import pytest
 
 from t5like import Experiment, read_experiment
 from t5like.errors import UserError
 from t5like.experiments.configurables import share_of, steps_of_epochs
 from t5like.experiments.finetuning_notes import examples_note, finetuning_notes
+from t5like.experiments.heads import check_compared_rows
 from t5like.models import BERT, T5, TransformerConfig
 from t5like.models.heads import EmbeddingHead, attach_head
 from t5like.training.optimizers import adamw
@@ -57,10 +60,21 @@ def test_a_number_of_examples_that_is_not_that_of_the_rows_is_noted():
 def test_steps_of_epochs_and_shares():
   assert steps_of_epochs(67349, 32, 3) == 6314 and steps_of_epochs(5, 32) == 1
   assert steps_of_epochs(67349, 32, 3, at_most=1000) == 1000
-  assert share_of(6314, 0.1) == 631 and share_of(100, 0.0) == 1
+  assert share_of(6314, 0.1) == 631 and share_of(100, 0.0) == 1 and share_of(100, 1.0) == 100
   for wrong in ((0, 32), (5, 0), (5, 32, -1.0)):
     with pytest.raises(UserError, match="expected.*a positive number"):
       steps_of_epochs(*wrong)
   for share in (-0.5, 1.1):
     with pytest.raises(UserError, match="invalid share of steps"):
       share_of(100, share)
+
+
+def test_a_loss_that_compares_two_rows_is_accepted():
+  backbone = BERT(TransformerConfig(**SIZES))
+  for loss, texts, rows, refused in (
+    ("ranking", 2, 1, True), ("ranking", 2, 2, False), ("ranking", 3, 1, False), ("cosent", 2, 1, True),
+    ("cosine", 2, 1, False),
+  ):  # fmt: skip
+    model = attach_head(backbone, EmbeddingHead(loss, texts=texts))
+    with pytest.raises(UserError, match="BATCH_SIZE = 1") if refused else contextlib.nullcontext():
+      check_compared_rows(model, rows)

@@ -12,6 +12,7 @@ from t5like.errors import UserError
 from t5like.inference.embeddings.sentences import SpooledSentences, VectorsOnly
 from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
 from t5like.inference.rows import Row
+from t5like.models import BERT, TransformerConfig
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:2])
 MASK = 9
@@ -105,3 +106,10 @@ def test_batches_are_limited_to_learned_positions():
   assert planner(Known(position_limit=8), MESH, 4).smallest(3, 7).length == 8
   assert planner(Known(), MESH, 4).smallest(3, 7).rows == 4
   assert planner(Known(position_limit=5), MESH, 4).smallest(1, 5).length == 5
+
+
+@pytest.mark.parametrize("top", [0, 101, 2.0, "3", None])
+def test_a_wrong_number_of_tokens_per_mask_is_refused(top):
+  config = TransformerConfig(vocab_size=100, embed_dim=8, mlp_dim=8, num_heads=1, num_encoder_layers=1, mlm_head=True)
+  with pytest.raises(UserError, match="invalid number of tokens per mask"):
+    MaskFiller(BERT(config), None, 4, top)

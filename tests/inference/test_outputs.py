@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from t5like.errors import RunError, UserError
+from t5like.inference.job_settings import Generate
 from t5like.inference.outputs import JsonLines, _line
-from t5like.inference.rows import Row, check_task
+from t5like.inference.rows import RejectedRow, Row, check_task, read_rows
+from t5like.vocabularies import load_vocabulary
 
 
 def refuse(constant):
@@ -73,3 +75,24 @@ def test_a_task_whose_answers_are_not_in_the_models_vocabulary_is_for_eval(manif
   cache = types.SimpleNamespace(manifest=manifest, features=("inputs", "targets"), is_corpus=False)
   with pytest.raises(UserError, match=f"{message}(.|\n)*t5like eval --task=mine"):
     check_task([types.SimpleNamespace(task="mine", cache=cache)], "T5")
+
+
+def test_outputs_of_a_model_with_several_ends_can_be_resumed():
+  """Before there was a setting for them, outputs ended at the model's own ends, too."""
+
+  def identity(own, **given):
+    model = types.SimpleNamespace(vocabulary=load_vocabulary("tiny"), positions=None, decoding=own, given_languages=())
+    return Generate(given).identity(model)
+
+  assert "more_ends" not in identity({"more_ends": (7,)})
+  assert identity({}, more_ends=[7])["more_ends"] == (7,)
+
+
+def test_a_field_that_is_named_is_not_replaced_by_another(tmp_path):
+  """Without a name, rows for training are read, too."""
+  path = tmp_path / "rows.jsonl"
+  path.write_text('{"text": "the sea"}\n')
+  (row,) = read_rows(str(path), "jsonl", "inputs")
+  assert row.text == "the sea"
+  (row,) = read_rows(str(path), "jsonl", "question")
+  assert isinstance(row, RejectedRow) and "no field 'question'" in row.reason

@@ -13,7 +13,7 @@ from t5like.decoding.options import decode_settings, with_defaults
 from t5like.decoding.shaping import forbid_repeated_ngrams, force
 from t5like.inference.generation import Generator
 from t5like.interop import huggingface
-from t5like.interop.hf_generation import decoding_of
+from t5like.interop.hf_generation import decoding_of, ends_of
 from t5like.vocabularies import load_vocabulary
 
 RESULTS = json.loads((GOLDEN / "decoding.json").read_text())
@@ -77,3 +77,9 @@ def test_a_forced_token_is_an_id_or_a_text():
   vocabulary = load_vocabulary("roberta")
   for given in (0, "0", "<s>"):
     assert decode_settings({"forced_first": given}, vocabulary)[0].forced_first == 0
+
+
+def test_only_numbers_are_ends_of_a_folder(tmp_path):
+  for given, ends in (([41, True, None, 48.0, "7", 48], [41, 48]), (41, [41]), (None, []), (True, [])):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": given}))
+    assert ends_of(tmp_path) == ends

@@ -1,10 +1,12 @@
 """Cached attention, unfused and with the kernel in Pallas's interpreter, compared with a softmax by hand."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, attend, attend_and_write
+from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, _readable, attend, attend_and_write
 
 BATCH, HYPOTHESES, HEADS, KV, PROMPT, STEPS = 2, 3, 2, 6, 40, 70
 RNG = np.random.default_rng(0)
@@ -91,3 +93,9 @@ def test_a_step_in_bfloat16(hypotheses):
     return attend_and_write(new, written, shared, scale=0.5, kernel=False)[0].astype(jnp.float32)
 
   np.testing.assert_allclose(step(half), step(jnp.float32), atol=0.02)
+
+
+def test_a_window_counts_the_new_token():
+  written = GeneratedKV(jnp.zeros((1, 2, 1, 6, 4)), jnp.int32(3), window=2)
+  assert _readable(written, 6).tolist() == [False, False, True, True, False, False]
+  assert _readable(dataclasses.replace(written, window=None), 6).tolist() == [True] * 4 + [False] * 2
