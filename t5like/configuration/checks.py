@@ -144,9 +144,6 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       if isinstance(reference, MacroReference) and reference.name != REQUIRED:
         uses.setdefault(reference.name, binding.where)
 
-  hint = "" if uses else "no run file: add --gin_file=runs/pretrain.gin or another one"
-  if "MODEL" in uses and "MODEL" not in settings:
-    hint = "no model file: add --gin_file=models/t5/tiny.gin or another one"
   has_run_file = any(binding.selector == "train" for binding in bindings if not binding.is_macro)
   for name, binding in settings.items():
     # A shipped run file may set a macro that a converted model does not use, such as DROPOUT_RATE.
@@ -156,7 +153,7 @@ def check_macros(bindings: Sequence[Binding]) -> None:
         file=binding.where,
         nearest=(close := nearest(name, uses)),
         in_use="" if close else in_columns(sorted(uses)),
-        hint=hint,
+        hint=_missing_file(uses, settings),
       )
   _check_effects(settings, bindings)
 
@@ -172,6 +169,15 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       required="\n".join(f"{name:<{width}}  used in {where}" for name, where in missing.items()),
       try_=" ".join(f"--gin.{name}=..." for name in missing),
     )
+
+
+def _missing_file(uses: Mapping[str, str], settings: Mapping[str, Binding]) -> str:
+  """Returns a hint if the file of the run or of the model is missing: one sets MODEL, the other reads it."""
+  if not uses or ("MODEL" in settings and "MODEL" not in uses):
+    return "no run file: add --gin_file=runs/pretrain.gin or another one"
+  if "MODEL" in uses and "MODEL" not in settings:
+    return "no model file: add --gin_file=models/t5/tiny.gin or another one"
+  return ""
 
 
 def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding]) -> None:

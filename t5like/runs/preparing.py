@@ -245,7 +245,8 @@ def with_imported_modules(experiment: Experiment) -> Experiment:
 def note_missing_modules(experiment: Experiment) -> None:
   """Notes modules of tasks that are not on this machine: no error, as training reads what was tokenized elsewhere."""
   for module in experiment.task_modules:
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
+    package = module.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
       say(f"note: no task module {module!r} here (TASK_MODULES): its tasks are used as they were tokenized")
 
 

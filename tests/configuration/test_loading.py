@@ -146,6 +146,7 @@ def test_a_complete_configuration_may_be_changed_by_a_shipped_file(tmp_path):
 def test_a_value_of_a_model_without_a_model_file_names_what_is_missing():
   assert "no model file: add --gin_file=" in message_of(("EMBED_DIM", "64"), files=("runs/pretrain.gin",))
   assert "no run file: add --gin_file=" in message_of(("EMBED_DIM", "64"), files=())
+  assert "no run file: add --gin_file=" in message_of(("BATCH_SIZE", "64"), files=("models/bert/tiny.gin",))
 
 
 def test_all_required_values_are_listed_at_once():
