@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import gin
@@ -19,9 +20,9 @@ def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0, at_most
 
 
 def share_of(number: int, share: float) -> int:
-  """Returns a share of a number of steps, at least one."""
-  if not 0 <= share <= 1:
-    raise UserError(f"invalid share of steps: {share!r}", expected="0 to 1")
+  """Returns a share of a number, such as of steps, at least one; above 1, a multiple."""
+  if not 0 <= share < math.inf:
+    raise UserError(f"invalid share: {share!r}", expected="0 or more, such as 0.1")
   return max(round(number * share), 1)
 
 

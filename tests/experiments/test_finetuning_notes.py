@@ -60,12 +60,12 @@ def test_a_number_of_examples_that_is_not_that_of_the_rows_is_noted():
 def test_steps_of_epochs_and_shares():
   assert steps_of_epochs(67349, 32, 3) == 6314 and steps_of_epochs(5, 32) == 1
   assert steps_of_epochs(67349, 32, 3, at_most=1000) == 1000
-  assert share_of(6314, 0.1) == 631 and share_of(100, 0.0) == 1 and share_of(100, 1.0) == 100
+  assert share_of(6314, 0.1) == 631 and share_of(100, 0.0) == 1 and share_of(768, 4) == 3072
   for wrong in ((0, 32), (5, 0), (5, 32, -1.0)):
     with pytest.raises(UserError, match="expected.*a positive number"):
       steps_of_epochs(*wrong)
-  for share in (-0.5, 1.1):
-    with pytest.raises(UserError, match="invalid share of steps"):
+  for share in (-0.5, float("nan")):
+    with pytest.raises(UserError, match="invalid share"):
       share_of(100, share)
 
 
