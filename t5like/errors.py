@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 
-_commands = 0  # the number of running `t5like ...`, of which others may be in threads; 0: the user's Python
+_commands = 0  # running in this process, possibly in several threads; 0: the user's own Python
 
 
 @contextlib.contextmanager

@@ -342,7 +342,7 @@ def test_paths_and_hooks_of_other_types(settings, tmp_path):
   )
   assert experiment.corpus_files == {"train": f"{tmp_path}/a.txt", "validation": "b.txt"}
   assert (experiment.model_dir, experiment.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
-  assert t5like.read_experiment(files[0:1] + files[1:], MODEL_DIR="x", TRAIN_STEPS=np.int64(7)).steps == 7
+  assert t5like.read_experiment(files, MODEL_DIR="x", TRAIN_STEPS=np.int64(7)).steps == 7
   with pytest.raises(UserError, match="missing required values"):
     t5like.read_experiment("runs/pretrain.gin")
   for wrong in (None, 5, [5]):

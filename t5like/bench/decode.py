@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5like.bench.kernels import profile, table
+from t5like.bench.step import model_settings
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
@@ -59,10 +60,8 @@ def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
 def load_model(name: str, dtype: str, backend: str) -> nn.Module:
   from t5like.experiments.reading import read_model
 
-  overrides = [("COMPUTE_DTYPE", dtype)]
-  if backend != "auto":  # which is the default of models that have one
-    overrides.append(("ATTENTION_BACKEND", backend))
-  model = read_model([f"models/{name.removesuffix('.gin')}.gin", "runs/finetune.gin"], overrides).model
+  files = [f"models/{name.removesuffix('.gin')}.gin", "runs/finetune.gin"]
+  model = read_model(files, model_settings(dtype, backend)).model
   kind = "an encoder" if model.batch_layout == "encoder" else "recurrent" if hasattr(model, "initial_carry") else ""
   if kind:
     raise UserError(

@@ -86,6 +86,11 @@ def measure_in_turns(
   return [results[subject.name] for subject in subjects]
 
 
+def model_settings(dtype: str, backend: str) -> list[tuple[str, str]]:
+  """Returns the macros of a dtype of the computation and of an attention back end; "auto" is that of the model."""
+  return [("COMPUTE_DTYPE", dtype), *([("ATTENTION_BACKEND", backend)] if backend != "auto" else [])]
+
+
 class OurStep:
   """The step that `t5like train` compiles, on all local devices, with random parameters."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5like.bench.kernels import table
-from t5like.bench.step import OurStep, Subject, matrix_ceiling, measure_in_turns
+from t5like.bench.step import OurStep, Subject, matrix_ceiling, measure_in_turns, model_settings
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
@@ -142,9 +142,7 @@ def read_workload(settings: TrainBench) -> Workload:
 
   dtype = settings.dtype or ("float32" if _on_cpu() else "bfloat16")
   # A run file binds the model; its other settings do not matter here.
-  fixed = [("COMPUTE_DTYPE", dtype)]
-  if settings.backend != "auto":  # which is the default of models that have one
-    fixed.append(("ATTENTION_BACKEND", settings.backend))
+  fixed = model_settings(dtype, settings.backend)
   if settings.dropout is not None:
     fixed.append(("DROPOUT_RATE", repr(settings.dropout)))
   overrides = [("train.objective", "@span_corruption()"), *fixed, *settings.overrides]

@@ -181,8 +181,8 @@ def _check_options(args: argparse.Namespace) -> None:
   if args.input and args.task:
     raise UserError("--input and --task are mutually exclusive", expected="one of them")
   if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbors):
-    try_ = "--output=FILE.jsonl" if args.neighbors else "--output=FILE.jsonl, or --embed=mean"
-    raise UserError("only embeddings can be written to a .npy file", try_=try_)
+    remedy = "--output=FILE.jsonl" + ("" if args.neighbors else ", or --embed=mean")
+    raise UserError("only embeddings can be written to a .npy file", try_=remedy)
   if args.top < 1:
     raise UserError(f"invalid --top={args.top}", expected="at least 1")
 

@@ -118,12 +118,8 @@ def run_command(command: str, argv: Sequence[str]) -> int:
   return module.run(args)
 
 
+@command_line()
 def main(argv: Sequence[str] | None = None) -> int:
-  with command_line():
-    return _main(argv)
-
-
-def _main(argv: Sequence[str] | None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   error_file = os.environ.pop(ERROR_FILE, None)  # not for processes that this one starts
   if not argv or argv[0] in ("-h", "--help", "help"):

@@ -83,7 +83,7 @@ class Evaluation:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows))
 
 
-_TEXTS = {"prediction": "output", "target": "expected"}  # the fields with the texts of numbers
+_TEXTS = {"prediction": "output", "target": "expected"}  # fields of the texts that numbers of classes stand for
 
 
 def _shown(row: Mapping[str, Any]) -> str:
@@ -94,7 +94,7 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 
 def _named(row: Mapping[str, Any], field: str) -> str:
-  """Returns a value as Python shows it; the number of a class with its name, or with the text that stands for it."""
+  """Returns a value as Python shows it; the number of a class also with its name, or with the text that was read."""
   value, text = row[field], row.get(_TEXTS[field])
   if not isinstance(value, int):
     return repr(value)

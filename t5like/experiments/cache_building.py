@@ -112,11 +112,10 @@ def register_files(task: str, files: CorpusFiles) -> None:
   if members:
     mixtures.register_mixture(task, list(members), "equal")
   else:
-    register = next((register for end, register in _FORMS.items() if task.endswith(end)), register_corpus)
+    end = next((end for end in _FORMS if task.endswith(end)), "")
     try:
-      register(task, files)
+      _FORMS.get(end, register_corpus)(task, files)
     except registry.NameTaken as taken:
-      end = next((end for end in _FORMS if task.endswith(end)), "")
       raise UserError(
         f"{task!r} is a task of its own, which the files cannot replace", try_=f"another name for the files: mine{end}"
       ) from taken

@@ -58,7 +58,7 @@ class Generate:
 
   def identity(self, model: Model) -> dict[str, Any]:
     settings, stops = self.settings(model)
-    # Earlier outputs do not have these. They do have ended at the model's own ends.
+    # Earlier outputs do not record these; they, too, ended at the model's own ends.
     own_ends = () if "more_ends" in self.decoding else settings.more_ends
     later = {"no_repeat_ngram": 0, "forbidden": (), "forced_first": None, "forced_end": False, "more_ends": own_ends}
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if (name, value) not in later.items()}

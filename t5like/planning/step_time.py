@@ -26,8 +26,8 @@ class Efficiency:
               pipeline and writing a tile; on a TPU, the depth of the systolic array (128, or 256 in v6e)
   wave        entries of a product that are computed at once: 132 cores with a tile of 128 x 256 each. 0 for TPUs, which
               have few cores
-  attention   share of the peak in fused attention, without its ramp. H200, heads of 64: 254 TFLOP/s at length 512
-              without a bias; from length 128 to 2,048 a step of T5 base grows by 68 ms. TPU: heads of 128 and 256
+  attention   share of the peak in fused attention, without its ramp. H200, heads of 64: fitted, with `launch`, to train
+              steps of T5, GPT-2 and BERT. TPU: heads of 128 and 256
   bandwidth   share of the memory bandwidth in streaming fusions. v6e: 1,360 of 1,638 GB/s (tpu-recipes,
               microbenchmarks)
   launch      seconds of overhead per kernel: its start, its last threads, the gap to the next

@@ -69,7 +69,7 @@ def test_steps_of_epochs_and_shares():
       share_of(100, share)
 
 
-def test_a_loss_that_compares_two_rows_is_accepted():
+def test_losses_that_need_a_second_row():
   backbone = BERT(TransformerConfig(**SIZES))
   for loss, texts, rows, refused in (
     ("ranking", 2, 1, True), ("ranking", 2, 2, False), ("ranking", 3, 1, False), ("cosent", 2, 1, True),

@@ -17,7 +17,7 @@ PRINTED = {
 
 
 def rows_of_tables():
-  """Yields the options of each row of a table below a command, and the figures in it."""
+  """Yields the options of each row of a table below a command, whose topology it replaces, and the figures in it."""
   page = (REPOSITORY / "launch/README.md").read_text(encoding="utf-8")
   for command in COMMAND.finditer(page):
     header, _, *rows = page[command.end() :].split("\n\n")[0].splitlines() + ["", ""]
@@ -46,9 +46,6 @@ def test_all_forecasts_are_found():
 @pytest.mark.parametrize(("options", "figures"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_forecasts_are_those_of_the_command(t5like, options, figures):
   """To the digits that a page shows."""
-  options = [o for o in options if not o.startswith("--topology")] + [o for o in options if o.startswith("--topology")][
-    -1:
-  ]
   printed = t5like("plan", *options).stdout
   for name, figure in figures.items():
     value = float(re.search(PRINTED[name], printed, re.MULTILINE)[1])

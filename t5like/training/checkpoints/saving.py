@@ -42,11 +42,7 @@ from t5like.training.checkpoints.folders import (
   remove_checkpoint,
   write_scores,
 )
-from t5like.training.checkpoints.restoring import (
-  damaged_error,
-  optimizer_kind,
-  training_part,
-)
+from t5like.training.checkpoints.restoring import damaged_error, optimizer_kind, training_part
 from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.state import TrainState
 
