@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,7 +124,13 @@ def encoder_decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Bat
 
 def decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
   """Builds a batch with inputs and targets concatenated, [rows, inputs + targets]; the loss is on targets only."""
-  return _decoder(examples, lengths, start)[0]
+  return _decoder(examples, lengths, start).batch
+
+
+def decoder_loss_on_inputs(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
+  """Like `decoder`, with the loss on inputs and targets, as if each text were one."""
+  rows = _decoder(examples, lengths, start)
+  return rows.batch | {"decoder_loss_weights": rows.real.astype(np.float32)}
 
 
 def prefix_lm(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
@@ -132,12 +139,17 @@ def prefix_lm(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
   These are the inputs and one more position: the decoder's input is shifted by one, so the last
   input token is at the position that predicts the first target.
   """
-  batch, prefix = _decoder(examples, lengths, start)
-  return batch | {"decoder_causal_attention": prefix.astype(np.int32)}
+  rows = _decoder(examples, lengths, start)
+  return rows.batch | {"decoder_causal_attention": rows.prefix.astype(np.int32)}
 
 
-def _decoder(examples: Examples, lengths: Lengths, start: int) -> tuple[Batch, np.ndarray]:
-  """Returns the batch, and a mask that is True on the inputs and one more position."""
+class _DecoderRows(NamedTuple):
+  batch: Batch
+  real: np.ndarray  # True on text
+  prefix: np.ndarray  # True on the inputs and one more position
+
+
+def _decoder(examples: Examples, lengths: Lengths, start: int) -> _DecoderRows:
   length = lengths.inputs + lengths.targets
   inputs, targets = (_cut(t, n) for t, n in ((examples.inputs, lengths.inputs), (examples.targets, lengths.targets)))
   joined = _joined(inputs, targets)
@@ -158,7 +170,7 @@ def _decoder(examples: Examples, lengths: Lengths, start: int) -> tuple[Batch, n
     "decoder_target_tokens": tokens,
     "decoder_loss_weights": (real & (position >= prefix_length)).astype(np.float32),
   }
-  return batch | packing, (position <= prefix_length) & (real | (position == prefix_length))
+  return _DecoderRows(batch | packing, real, (position <= prefix_length) & (real | (position == prefix_length)))
 
 
 def causal(texts: Ragged, lengths: Lengths) -> Batch:
@@ -205,10 +217,11 @@ def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool)
   return LAYOUTS[layout](Examples(nothing, nothing, rows, np.arange(rows) if packed else None), lengths, 0)
 
 
-# From inputs and targets to a training batch, by a model's `batch_layout`.
+# From inputs and targets to a training batch, by a model's `batch_layout`, or by an experiment's `train_layout`.
 LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
   "encoder_decoder": encoder_decoder,
   "decoder": decoder,
+  "decoder_loss_on_inputs": decoder_loss_on_inputs,
   "prefix_lm": prefix_lm,
 }
 

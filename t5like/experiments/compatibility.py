@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax
 
 from t5like import data, parallel
-from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.heads import check_fits
@@ -146,7 +145,7 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
   if model.batch_layout == "encoder" and objective is None:
     raise UserError(
       f"{name} is an encoder: text-to-text tasks need a decoder",
-      expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
+      expected="an encoder-decoder or a decoder, such as --gin_file=models/t5/tiny.gin",
       try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
     )
   check_output_layer(model)

@@ -83,6 +83,8 @@ class Experiment:
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
   # first phase, [{"steps": 1000, "batch_size": 32}] a batch size ramp. Omitted values are as above.
   phases: Sequence[Mapping[str, Any]] = ()
+  # Whether a decoder also learns to predict the inputs of an example, and not only its targets.
+  loss_on_inputs: bool = False
   split: str = "train"
   # Reads the task through seqio in every run, instead of a token cache; the run card lists the drawbacks.
   stream: bool = False
@@ -152,6 +154,11 @@ class Experiment:
     if self.pack is None:
       return self.objective is None and not self.has_head
     return self.pack
+
+  @property
+  def train_layout(self) -> str:
+    """The layout of training batches (data.layouts); evaluations have that of the model."""
+    return self.model.batch_layout + ("_loss_on_inputs" if self.loss_on_inputs else "")
 
   @property
   def has_head(self) -> bool:
@@ -239,6 +246,12 @@ class Experiment:
     if self.loss_normalizer is not None and not (_is_number(self.loss_normalizer) and self.loss_normalizer > 0):
       raise _invalid(
         "loss_normalizer", self.loss_normalizer, "a number above 0, or None for the number of target tokens"
+      )
+    if self.loss_on_inputs and (self.has_head or self.model.batch_layout != "decoder"):
+      raise UserError(
+        f"train.loss_on_inputs = True needs a decoder without a head: {type(self.model).__name__} does not predict its "
+        "inputs from those before them",
+        try_="--gin.train.loss_on_inputs=False",
       )
 
   def _check_profile_steps(self) -> None:
@@ -333,7 +346,7 @@ class Experiment:
     limit = self.cache_local_gb
     if limit is not None and not (_is_number(limit) and 0 < limit < float("inf")):
       raise _invalid("cache_local_gb", limit, "a number of gigabytes, or None for half of the free disk space")
-    for name in ("stream", "deterministic"):
+    for name in ("loss_on_inputs", "stream", "deterministic"):
       if not isinstance(getattr(self, name), bool):
         raise _invalid(name, getattr(self, name), "True or False")
     if not isinstance(self.pack, bool | None):

@@ -115,7 +115,7 @@ def _mixed(
 def _source(
   experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
-  layout = experiment.model.batch_layout
+  layout = experiment.train_layout
   if experiment.has_head:
     rows = data.labeled_rows(cache, rows_form(experiment.model, cache), lengths.inputs, special, seed)
     rows.check()

@@ -83,7 +83,7 @@ class StreamSettings:
       pack=experiment.packs,
       given_lengths=dict(experiment.lengths),
       lengths=phase.lengths,
-      layout=experiment.model.batch_layout,
+      layout=experiment.train_layout,
       config=experiment.model.config,
       rows=phase.batch_size // hosts,
       host=host,

@@ -63,6 +63,7 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
     "UNIQUE_TOKENS": experiment.unique_tokens,
     "BATCH_SIZE": experiment.batch_size,
     "LENGTHS": dict(experiment.lengths),
+    "train.loss_on_inputs": experiment.loss_on_inputs,
     "OBJECTIVE": re.sub(" at 0x[0-9a-f]+", "", repr(experiment.objective)),
     "LEARNING_RATE": _schedule_text(experiment.optimizer.learning_rate),
   }
@@ -92,6 +93,7 @@ _MEANINGS = {
   "TASK": "different rows from now on",
   "SPLIT": "different rows from now on",
   "OBJECTIVE": "different inputs and targets from now on",
+  "train.loss_on_inputs": "a loss of other tokens from now on",
   "LEARNING_RATE": "another rate from now on",
 }
 

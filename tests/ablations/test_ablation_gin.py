@@ -54,6 +54,10 @@ def test_a_recipe_matches_the_paper(name):
   assert config.share_encoder_decoder == (recipe.architecture == "shared")
   assert built.model.batch_layout == LAYOUTS.get(recipe.architecture, "encoder_decoder")
   assert built.batch_size == 128 and built.lengths["inputs"] == 512
+  # Table 2's language models learn their inputs, too, also in fine-tuning.
+  assert built.loss_on_inputs == (recipe.architecture == "lm")
+  if recipe.architecture == "lm":
+    assert build(recipe.gin_file, "ablations/finetune.gin", TASK="squad", INIT_FROM="unused").loss_on_inputs
   if recipe.objective is None:
     assert (built.objective, built.init_from, built.steps) == (None, None, 2**18)
     return
@@ -158,6 +162,14 @@ def test_no_recipe_file_is_left_over():
 def test_invalid_mixtures_and_limits_are_rejected(macros, message):
   with pytest.raises(UserError, match=message):
     build(RECIPES["encoder_decoder/iid_replace_spans"].gin_file, **macros)
+
+
+def test_only_a_decoder_has_a_loss_on_inputs():
+  with pytest.raises(UserError, match="needs a decoder without a head: T5 does not predict"):
+    build(RECIPES["encoder_decoder/iid_replace_spans"].gin_file, **{"train.loss_on_inputs": True})
+  with pytest.raises(UserError, match="loss_on_inputs") as raised:
+    build(RECIPES["lm/lm"].gin_file, **{"train.loss_on_inputs": "'yes'"})
+  assert "True or False" in str(raised.value)
 
 
 def test_unique_tokens_require_a_corpus():

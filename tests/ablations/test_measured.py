@@ -60,6 +60,19 @@ def test_longer_fine_tuning_is_reported_as_it_came_out():
   assert found.reversed_clearly == 1 and "One is clearly reversed" in section
 
 
+def test_longer_pre_training_is_reported_as_it_came_out():
+  longer, midi = read_export("midi_24000"), read_export("midi")
+  assert len(longer.results) == 12 and not longer.failures
+  section = ABLATIONS_README.split("## Longer pre-training at midi scale")[1].split("\n## ")[0]
+  rows = {row.recipe: row for number in (5, 2) for row in TABLES[number].rows}
+  for recipe in {result.recipe for result in longer.results}:
+    scores = [[r.scores["squad"] for r in runs.results if r.recipe == recipe] for runs in (midi, longer)]
+    cells = [f"{statistics.mean(of):.2f} ± {statistics.stdev(of):.2f}" for of in scores]
+    assert f"| {rows[recipe].name} | {cells[0]} | {cells[1]} | {rows[recipe].paper['squad']:.2f} |" in section
+  found = {measure.name: measure.agreements[2] for measure in compare(longer).measures}["SQuAD exact match"]
+  assert found.clear == 3 and {r.curve[-1][0] for r in longer.results} == {24000}
+
+
 def test_five_tables_at_midi_scale_are_complete_and_the_readme_has_their_rows():
   measured = read_export("midi")
   runs = {(result.recipe, result.seed) for result in measured.results}
@@ -141,7 +154,7 @@ def test_the_scale_has_not_changed(name):
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_squad_3500", "midi_tables_9_to_11", "midi_bert5"])
+@pytest.mark.parametrize("name", ["mini", "midi", "midi_squad_3500", "midi_24000", "midi_tables_9_to_11", "midi_bert5"])
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)

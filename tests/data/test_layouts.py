@@ -1,5 +1,7 @@
 """Batches equal seqio's, packed and not."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from t5like.data.layouts import (
   blank,
   causal,
   decoder,
+  decoder_loss_on_inputs,
   encoder,
   encoder_decoder,
   prefix_lm,
@@ -62,15 +65,21 @@ def seqio_batches(converter, examples, lengths):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("layout", ["encoder_decoder", "prefix_lm"])
+@pytest.mark.parametrize("layout", ["encoder_decoder", "prefix_lm", "decoder_loss_on_inputs"])
 def test_batches_equal_those_of_seqios_converters(layout, pack):
   seqio = pytest.importorskip("seqio")
   rng = np.random.default_rng(0)
   pairs = [
     ([*rng.integers(2, 99, rng.integers(1, 7)), 1], [*rng.integers(2, 99, rng.integers(0, 4)), 1]) for _ in range(12)
   ]
-  converters = {"encoder_decoder": seqio.EncDecFeatureConverter, "prefix_lm": seqio.PrefixLMFeatureConverter}
+  converters = {
+    "encoder_decoder": seqio.EncDecFeatureConverter,
+    "prefix_lm": seqio.PrefixLMFeatureConverter,
+    "decoder_loss_on_inputs": functools.partial(seqio.PrefixLMFeatureConverter, loss_on_targets_only=False),
+  }
   expected = seqio_batches(converters[layout](pack=pack), pairs, {"inputs": 16, "targets": 12})
+  if layout == "decoder_loss_on_inputs":
+    del expected["decoder_causal_attention"]
   inputs, targets = (ragged(*(pair[side] for pair in pairs)) for side in (0, 1))
   if pack:
     # seqio packs rows in its own order: find the row of each example by its tokens.
@@ -94,7 +103,7 @@ def test_batches_equal_those_of_seqios_converters(layout, pack):
     )  # fmt: skip
   else:
     examples = Examples(inputs, targets, 12)
-  batch = {"encoder_decoder": encoder_decoder, "prefix_lm": prefix_lm}[layout](examples, Lengths(0, 16, 12))
+  batch = LAYOUTS[layout](examples, Lengths(0, 16, 12))
   assert set(batch) == set(expected)
   for name in batch:
     np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
@@ -107,6 +116,22 @@ def test_prefix_lm_rows_by_hand():
   assert batch["decoder_input_tokens"][0].tolist() == [0, 9, 4, 1, 3, 1, 0, 0]
   assert batch["decoder_loss_weights"][0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
   assert batch["decoder_causal_attention"][0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_the_loss_on_inputs_changes_nothing_but_the_weights():
+  padded, packed = (
+    Examples(ragged([9, 4], [8], [6]), ragged([3, 1], [5, 1], [1]), 2 if row is not None else 3, row)
+    for row in (None, np.array([0, 0, 1]))
+  )
+  for examples, weights in (
+    (padded, [[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]),
+    (packed, [[1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0, 0]]),
+  ):
+    batch, on_targets = (of(examples, Lengths(0, 4, 4)) for of in (decoder_loss_on_inputs, decoder))
+    assert batch["decoder_loss_weights"].tolist() == weights and batch["decoder_loss_weights"].dtype == np.float32
+    assert batch.keys() == on_targets.keys()
+    for name in batch.keys() - {"decoder_loss_weights"}:
+      np.testing.assert_array_equal(batch[name], on_targets[name])
 
 
 def test_token_0_has_a_loss_weight_if_the_vocabulary_has_no_padding():
