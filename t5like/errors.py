@@ -62,15 +62,16 @@ _DICT = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _VALUE = rf"""\"[^"]*"|'[^']*'|{_DICT}|\[[^]]*\]|@[\w./]+(?:\(\))?|[^\s,;)]*[^\s,;:)]"""
 _OPTION = re.compile(
   rf"(?P<command>\bt5like [a-z]+ .*)|"  # a line of the shell stays as it is
-  rf"--(?:gin\.(?P<name>[\w.]+)|gin_(?P<list>file|search_path)s?)(?:=(?P<value>{_VALUE}))?"
+  rf"(?<![\w=-])--(?:gin\.(?P<name>[\w.]+)|gin_(?P<list>file|search_path)s?|(?P<plain>[a-z]\w*))(?:=(?P<value>{_VALUE}))?"
 )
 
 
 def _as_in_python(option: re.Match) -> str:
-  """Writes an option as the argument of `read_experiment`."""
+  """Writes an option as an argument: of `read_experiment` those of gin, of other functions the rest."""
   if option["command"]:
     return option["command"]
-  name, value = option["name"] or {"file": "files", "search_path": "search_paths"}[option["list"]], option["value"]
+  lists = {"file": "files", "search_path": "search_paths"}
+  name, value = option["name"] or option["plain"] or lists[option["list"]], option["value"]
   if value is None:
     return name
   value = value[1:-1] if value[0] == value[-1] == '"' else value  # of the shell

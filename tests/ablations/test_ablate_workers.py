@@ -89,11 +89,11 @@ def test_a_signal_reaches_all_workers_and_none_is_restarted(tmp_path):
 def test_workers_are_for_one_machine():
   check_workers(8, 3, (None, None, None))
   check_workers(1, 1, ("host:1234", 2, 0))
-  with pytest.raises(UserError, match="invalid --workers: 0"):
+  with pytest.raises(UserError, match="invalid workers: 0"):
     check_workers(0, 1, (None,))
   with pytest.raises(UserError, match="one machine"):
     check_workers(2, 1, ("host:1234", None, None))
-  with pytest.raises(UserError, match="--together is for one machine"):
+  with pytest.raises(UserError, match="together is for one machine"):
     check_workers(1, 2, ("host:1234", None, None))
 
 

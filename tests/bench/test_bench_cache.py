@@ -9,7 +9,7 @@ from t5like.errors import RunError, UserError
 def test_rates_and_bad_input():
   rate = BuildRate("x", tokens=3000, cpu_seconds=2.0, start_seconds=5.0, wall_seconds=9.0)
   assert rate.tokens_per_core == 1500 and "1,500 tokens/s per core" in str(rate)
-  with pytest.raises(UserError, match="invalid --megabytes"):
+  with pytest.raises(UserError, match="invalid megabytes"):
     next(measure_builds(CacheBench(megabytes=0)))
 
 

@@ -70,5 +70,5 @@ def test_requested_steps(tmp_path):
   assert chosen_steps(tmp_path, "3000,10") == [10, 3000]
   with pytest.raises(UserError, match="(?s)step 20, 30.*10, 200, 3000"):
     chosen_steps(tmp_path, "10,20,30")
-  with pytest.raises(UserError, match="invalid --steps"):
+  with pytest.raises(UserError, match="invalid steps"):
     chosen_steps(tmp_path, "newest")

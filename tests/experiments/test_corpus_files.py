@@ -42,7 +42,7 @@ def test_files_as_options_and_back():
     given = [option.removeprefix("--files=") for option in corpus_files.as_options(files)]
     assert corpus_files.from_options(given) == files
   for given in (["train"], ["a/train="], ["=x"], ["train=x", "a/train=y"]):
-    with pytest.raises(UserError, match="invalid --files"):
+    with pytest.raises(UserError, match="invalid files"):
       corpus_files.from_options(given)
   assert corpus_files.are_corpus_files({}) and not corpus_files.are_corpus_files({"a": {"b": {"c": "d"}}})
   assert not corpus_files.are_corpus_files({"a": "b", "c": {}}) and not corpus_files.are_corpus_files({"train": 3})
