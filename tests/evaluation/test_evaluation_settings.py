@@ -45,14 +45,14 @@ def test_an_identity_has_what_differs_from_the_defaults():
     ({"batch_size": 0}, "batch_size=0 is invalid"),
     ({"rank": "median"}, "rank=median is invalid"),
     ({"rank": "sum", "beams": 4}, "rank does not decode"),
-    ({"candidates": "labels.txt"}, "candidates requires --rank"),
+    ({"candidates": "labels.txt"}, "candidates requires rank"),
     ({"n_best": 2}, "n_best: only the best answer is evaluated"),
   ],
 )
 def test_invalid_settings(given, message):
   with pytest.raises(InvalidSetting, match=f"^{message}") as error:
     EvaluationSettings.of(**given)
-  assert error.value.as_option().what == f"--{message}"
+  assert error.value.as_option().what.replace(" --", " ") == f"--{message}"
   with pytest.raises(InvalidSetting, match="stride=0 is invalid"):
     TextLossSettings(stride=0)
   with pytest.raises(UserError, match="(?s)unknown setting 'shot'.*nearest +shots"):
