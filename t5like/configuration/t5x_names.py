@@ -81,7 +81,7 @@ PARAMETERS = (
   T5XName("DatasetConfig.split", "train.split", "of train/; EVAL_SPLIT of train_eval/ and infer_eval/"),
   T5XName("DatasetConfig.batch_size", "BATCH_SIZE"),
   T5XName("DatasetConfig.pack", "PACK", "of runs/finetune.gin; train.pack elsewhere"),
-  T5XName("PrefixLMFeatureConverter.loss_on_targets_only", "train.loss_on_inputs", "the opposite value; for decoders"),
+  T5XName("PrefixLMFeatureConverter.loss_on_targets_only", "train.loss_on_inputs", "the opposite; not for prefix LMs"),
   T5XName("DatasetConfig.seed", "SEED", "one seed for data, noise, dropout and initialization"),
   T5XName("DatasetConfig.shuffle", "", _SHUFFLED),
   T5XName("DatasetConfig.use_cached", "", _CACHED),

@@ -64,9 +64,7 @@ def zero_loss_on_filler_rows(batch: Batch, real: np.ndarray) -> Batch:
 
 def padded(texts: Ragged, length: int, padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
   """Trims or pads texts to [rows, length], one per row; also returns a mask that is True on text."""
-  out = np.zeros((len(texts.lengths), length), np.int32)
-  width = min(texts.tokens.shape[1], length)
-  out[:, :width] = texts.tokens[:, :width]
+  out = _wide(texts.tokens, length, np.int32)
   real = within(np.minimum(texts.lengths, length), length)
   return np.where(real, out, np.int32(padding)) if padding else out, real
 
@@ -84,7 +82,7 @@ def pack_rows(texts: Ragged, row: np.ndarray, rows: int, length: int) -> PackedR
   """Packs texts into their rows; raises ValueError if they do not fit."""
   counts = np.bincount(row, minlength=rows)
   before = np.cumsum(texts.lengths) - texts.lengths
-  first = np.minimum(np.cumsum(counts) - counts, max(len(row) - 1, 0))  # the first text of each row
+  first = np.minimum(np.cumsum(counts) - counts, len(row) - 1)  # the first text of each row
   begin = before - before[first][row] if len(row) else before
   if len(row) and int((begin + texts.lengths).max()) > length:
     raise ValueError("packed texts are longer than their row")
@@ -187,22 +185,16 @@ def encoder(masked: Masked, length: int) -> Batch:
   """Builds the batch [rows, length] of a masked-token encoder."""
   inputs, real = padded(masked.inputs, length)
 
-  def wide(array: np.ndarray, dtype: type) -> np.ndarray:
-    out = np.zeros((len(array), length), dtype)
-    width = min(array.shape[1], length)
-    out[:, :width] = array[:, :width]
-    return out
-
   batch = {
     "encoder_input_tokens": inputs,
-    "encoder_target_tokens": wide(masked.targets, np.int32),
-    "encoder_loss_weights": wide(masked.weights, np.float32),
+    "encoder_target_tokens": _wide(masked.targets, length, np.int32),
+    "encoder_loss_weights": _wide(masked.weights, length, np.float32),
     "encoder_segment_ids": real.astype(np.int32),
     "encoder_positions": np.where(real, np.arange(length, dtype=np.int32)[None, :], np.int32(0)),
-    "encoder_token_types": wide(masked.token_types, np.int32),
+    "encoder_token_types": _wide(masked.token_types, length, np.int32),
   }
   if masked.order is not None:
-    batch["encoder_order"] = wide(masked.order, np.int32)
+    batch["encoder_order"] = _wide(masked.order, length, np.int32)
   return batch if masked.labels is None else batch | {"labels": masked.labels.astype(np.int32)}
 
 
@@ -224,6 +216,14 @@ LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
   "decoder_loss_on_inputs": decoder_loss_on_inputs,
   "prefix_lm": prefix_lm,
 }
+
+
+def _wide(array: np.ndarray, length: int, dtype: type) -> np.ndarray:
+  """Trims rows, or fills them up with zeros."""
+  out = np.zeros((len(array), length), dtype)
+  width = min(array.shape[1], length)
+  out[:, :width] = array[:, :width]
+  return out
 
 
 def _shifted(tokens: np.ndarray, start: int, packed: PackedRows | None = None) -> np.ndarray:

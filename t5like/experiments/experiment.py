@@ -158,7 +158,7 @@ class Experiment:
   @property
   def train_layout(self) -> str:
     """The layout of training batches (data.layouts); evaluations have that of the model."""
-    return self.model.batch_layout + ("_loss_on_inputs" if self.loss_on_inputs else "")
+    return "decoder_loss_on_inputs" if self.loss_on_inputs else self.model.batch_layout
 
   @property
   def has_head(self) -> bool:
@@ -248,11 +248,8 @@ class Experiment:
         "loss_normalizer", self.loss_normalizer, "a number above 0, or None for the number of target tokens"
       )
     if self.loss_on_inputs and (self.has_head or self.model.batch_layout != "decoder"):
-      raise UserError(
-        f"train.loss_on_inputs = True needs a decoder without a head: {type(self.model).__name__} does not predict its "
-        "inputs from those before them",
-        try_="--gin.train.loss_on_inputs=False",
-      )
+      reason = "a head does not predict tokens" if self.has_head else f"{type(self.model).__name__} sees its inputs"
+      raise UserError(f"train.loss_on_inputs = True is for decoders: {reason}", try_="--gin.train.loss_on_inputs=False")
 
   def _check_profile_steps(self) -> None:
     steps = self.profile_steps

@@ -83,16 +83,15 @@ def make_batches(
       found=", ".join(member.task for member in members),
     )
   sources: dict[Lengths, data.RowSource] = {}
+  rows = []
   for number, phase in enumerate(phases):
     if phase.lengths not in sources:
       # A different seed per row source, or a second phase would start with the text of the first.
       seed = experiment.seed + (number << 32)
       sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
-  rows = [
-    data.PhaseRows(source, phase.batch_size, phase.steps, length_buckets(experiment.length_buckets, source))
-    for phase in phases
-    for source in [sources[phase.lengths]]
-  ]
+    source = sources[phase.lengths]
+    buckets = length_buckets(experiment.length_buckets, source)
+    rows.append(data.PhaseRows(source, phase.batch_size, phase.steps, buckets))
   return data.Batches(rows, data.HostShare(parts.held, parts.total))
 
 
@@ -115,11 +114,11 @@ def _mixed(
 def _source(
   experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
-  layout = experiment.train_layout
   if experiment.has_head:
     rows = data.labeled_rows(cache, rows_form(experiment.model, cache), lengths.inputs, special, seed)
     rows.check()
     return rows
+  layout = experiment.train_layout
   if cache.is_corpus:
     limit = experiment.unique_tokens
     text = cache if limit is None else data.FirstTokens(cache, limit)

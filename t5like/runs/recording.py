@@ -96,13 +96,15 @@ _MEANINGS = {
   "train.loss_on_inputs": "a loss of other tokens from now on",
   "LEARNING_RATE": "another rate from now on",
 }
+# Of settings that older runs did not have.
+_FORMER_VALUES = {"train.loss_on_inputs": False}
 
 
 def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:
   """Returns a line for each data setting that a resumed run changes, with its effect on the rows."""
   before = now
   with contextlib.suppress(OSError, ValueError):
-    before = storage.read_json(path)
+    before = _FORMER_VALUES | storage.read_json(path)
   step, lines = run.start.step, []
   for name, value in now.items():
     if not step or name not in before or before[name] == value:

@@ -92,7 +92,8 @@ def describe_run(run: PreparedRun) -> RunCard:
     )
     + (f"\n{large(all_tokens)} in total" if len(phases) > 1 else "")
     + _buckets_text(batches, experiment.steps)
-    + (f"\nin {experiment.microbatches} microbatches" if experiment.microbatches > 1 else ""),
+    + (f"\nin {experiment.microbatches} microbatches" if experiment.microbatches > 1 else "")
+    + ("\nthe loss is on inputs and targets, in evaluations on targets" if experiment.loss_on_inputs else ""),
     "FLOPs": (
       f"{large(round(flops_shares[-1] * step_flops[-1]), 'FLOP')} per step, {large(all_flops, 'FLOP')} in total "
       f"(model FLOPs, no recomputation){_frozen_text(flops_shares)}"

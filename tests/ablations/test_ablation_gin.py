@@ -1,5 +1,6 @@
 """Every recipe at every scale loads, builds, and matches the paper's tables."""
 
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -165,11 +166,16 @@ def test_invalid_mixtures_and_limits_are_rejected(macros, message):
 
 
 def test_only_a_decoder_has_a_loss_on_inputs():
-  with pytest.raises(UserError, match="needs a decoder without a head: T5 does not predict"):
-    build(RECIPES["encoder_decoder/iid_replace_spans"].gin_file, **{"train.loss_on_inputs": True})
-  with pytest.raises(UserError, match="loss_on_inputs") as raised:
-    build(RECIPES["lm/lm"].gin_file, **{"train.loss_on_inputs": "'yes'"})
-  assert "True or False" in str(raised.value)
+  for recipe, reason in (("encoder_decoder/iid_replace_spans", "T5"), ("prefix_lm/prefix_lm", "GPT")):
+    with pytest.raises(UserError, match=f"is for decoders: {reason} sees its inputs"):
+      build(RECIPES[recipe].gin_file, **{"train.loss_on_inputs": True})
+  with_head = ("models/t5/tiny.gin", "models/t5/architectures/lm.gin", "runs/finetune.gin")
+  task = {"TASK": "glue_sst2_classification", "INIT_FROM": "None", "LENGTHS": "{'inputs': 9}"}
+  assert build(*with_head, **task).has_head
+  with pytest.raises(UserError, match="is for decoders: a head does not predict tokens"):
+    build(*with_head, **task, **{"train.loss_on_inputs": True})
+  with pytest.raises(UserError, match="(?s)LOSS_ON_INPUTS: 'yes'.*True or False"):
+    dataclasses.replace(build(RECIPES["lm/lm"].gin_file), loss_on_inputs="yes")
 
 
 def test_unique_tokens_require_a_corpus():

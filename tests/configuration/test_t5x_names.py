@@ -67,7 +67,7 @@ def test_our_names_in_the_table_exist():
     ("utils.RestoreCheckpointConfig.path", "INIT_FROM"),
     ("adafactor.Adafactor.decay_rate", "adafactor.decay_rate"),
     ("utils.create_learning_rate_scheduler.warmup_steps", "WARMUP_STEPS"),
-    ("CHECKPOINT_PATH", "the option --model_dir"),
+    ("CHECKPOINT_PATH", "the option model_dir"),
   ],
 )
 def test_a_name_of_t5x_is_answered_with_ours(theirs, ours):

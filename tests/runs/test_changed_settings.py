@@ -26,6 +26,12 @@ def test_settings_of_the_rows_and_a_schedule_of_another_length_are_reported(tmp_
   names = ["MIXING_TEMPERATURE", "PACK", "PHASES", "UNIQUE_TOKENS", "LEARNING_RATE"]
   assert [line.split(" = ")[0] for line in lines] == names
   assert "total_steps=20" in lines[-1] and lines[-1].endswith("up to step 9: another rate from now on")
+  # A setting that the older run did not have.
+  old = {name: value for name, value in data_settings(before).items() if name != "train.loss_on_inputs"}
+  (tmp_path / "before.json").write_text(json.dumps(old))
+  assert not changed_data(data_settings(before), tmp_path / "before.json", run)
+  (line,) = changed_data(data_settings(before) | {"train.loss_on_inputs": True}, tmp_path / "before.json", run)
+  assert line == "train.loss_on_inputs = True, was False up to step 9: a loss of other tokens from now on"
   for size, rows in ((4, "36 to 72 repeat"), (16, "72 to 144 are skipped")):
     other = dataclasses.replace(before, batch_size=size)
     (tmp_path / "before.json").write_text(json.dumps(data_settings(dataclasses.replace(before, batch_size=8))))

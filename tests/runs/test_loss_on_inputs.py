@@ -16,9 +16,10 @@ def test_training_counts_inputs_and_evaluation_does_not(tmp_path):
     CORPUS_FILES=dict.fromkeys(("train", "validation"), str(tmp_path / "rows.jsonl")), CACHE_DIR=str(tmp_path / "c"),
     LENGTHS={"inputs": 16, "targets": 6}, PACK=False, EMBED_DIM=32, MLP_DIM=64, NUM_HEADS=2, NUM_DECODER_LAYERS=1,
     DROPOUT_RATE=0.0, FINETUNE_LEARNING_RATE=0.05, EVAL_LOSS_PERIOD=60, EVAL_EXAMPLES=1, LOG_PERIOD=10, EVAL_PERIOD=0,
+    **{"train.loss_on_inputs": True},
   )  # fmt: skip
-  assert experiment.loss_on_inputs
   t5like.train(experiment)
+  assert "the loss is on inputs and targets, in evaluations on targets" in (tmp_path / "run/run_card.txt").read_text()
   records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
   found = {record["kind"].split("/")[0]: record for record in records}
   # The target is always the same. The word is a surprise, which costs ln(8) in each row of at most 22 tokens.

@@ -25,7 +25,7 @@ GLOSSARY_FILE = "metrics_glossary.md"
 GLOSSARY = {
   # Training: means over the steps since the previous row.
   "loss": "mean cross entropy per target token, or per label of a head (nats; squared error for regression); "
-  "in training it includes z-loss and label smoothing",
+  "in training it includes z-loss and label smoothing, and the inputs if train.loss_on_inputs is True",
   "z_loss": "the part of the loss that keeps the softmax normalizer near 1",
   "accuracy": "share of target tokens, or of labels of a head, predicted correctly by argmax, with teacher forcing",
   "sentence_loss": "mean cross entropy of next-sentence or sentence-order prediction (nats)",
