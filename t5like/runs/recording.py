@@ -103,7 +103,7 @@ _FORMER_VALUES = {"train.loss_on_inputs": False}
 def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:
   """Returns a line for each data setting that a resumed run changes, with its effect on the rows."""
   before = now
-  with contextlib.suppress(OSError, ValueError):
+  with contextlib.suppress(OSError, ValueError, TypeError):
     before = _FORMER_VALUES | storage.read_json(path)
   step, lines = run.start.step, []
   for name, value in now.items():

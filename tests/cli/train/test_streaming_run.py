@@ -1,16 +1,20 @@
 """`--gin.STREAM=True`: batches as from a token cache, falling losses, resuming, and clear messages."""
 
+import dataclasses
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from trainers import has_checkpoint, start, wait_for
 
+import t5like
 from t5like.data.layouts import blank
 from t5like.experiments.streaming import StreamSettings, _open
 from t5like.models import TransformerConfig
 from t5like.objectives import CATALOGUE, Lengths
+from t5like.parallel import MeshAxes, make_mesh
 from t5like.training.records.metrics import read_metrics
 
 
@@ -33,6 +37,17 @@ def checked_batch(task, vocabulary, layout, given, objective=None, pack=False):
   assert 0 < weights.sum() and set(weights.ravel()) <= {0, 1}
   assert stream.obstacle() is None
   return batch, weights
+
+
+def test_a_loss_on_inputs_is_streamed_too():
+  files = ["models/t5/tiny.gin", "models/t5/architectures/lm.gin", "runs/finetune.gin"]
+  experiment = t5like.read_experiment(files, MODEL_DIR="unused", TASK="snli", INIT_FROM=None, STREAM=True)
+  phase, mesh = SimpleNamespace(lengths=Lengths(0, 8, 4), batch_size=4), make_mesh(MeshAxes())
+  layouts = [
+    StreamSettings.of(dataclasses.replace(experiment, loss_on_inputs=given), phase, mesh).layout
+    for given in (False, True)
+  ]
+  assert layouts == ["decoder", "decoder_loss_on_inputs"]
 
 
 def losses(model_dir):
