@@ -84,7 +84,7 @@ def test_all_file_types_can_be_read(tmp_path):
 def test_too_little_text_is_refused(tmp_path):
   with pytest.raises(UserError, match="cannot train a vocabulary of 5000 pieces") as error:
     train_sentencepiece(["just a few words"], 5000, tmp_path / "m.model")
-  assert re.search(r"--size=\d+", str(error.value))
+  assert re.search(r"\bsize=\d+", str(error.value))
   with pytest.raises(UserError, match="no text"):
     train_sentencepiece(["  \n"], 50, tmp_path / "m.model")
   assert not (tmp_path / "m.model").exists()
