@@ -11,6 +11,7 @@ _SIZES = {"3B": "3b", "11B": "11b", "tiny": "small"}
 _MODEL_FILE = re.compile(
   rf"(?:.*/)?(t5|scalable_t5)/({'|'.join(_FAMILIES)})/(small|base|large|xl|xxl|tiny|3B|11B)\.gin"
 )
+_DECODER_FILE = re.compile(r"(?:.*/)?decoder_only/(?:models/)?(base|large|xl|xxl)\.gin")
 _RUN_FILE = re.compile(r"(?:.*/)?runs/(pretrain|finetune|eval|infer)\.gin")
 _TINY = {
   "emb_dim": 8, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "head_dim": 3, "mlp_dim": 16,
@@ -68,12 +69,16 @@ VOCABULARIES = {"cc_all.32000": "t5", "mc4.250000": "mt5"}
 
 def model_file(included: str) -> str | None:
   """Returns our file for a T5X model file, or None; its tiny models are our small ones with other sizes."""
+  if match := _DECODER_FILE.fullmatch(included):
+    return f"models/t5_1_1/{match[1]}.gin"
   match = _MODEL_FILE.fullmatch(included)
   return f"models/{_FAMILIES[match[2]]}/{_SIZES.get(match[3], match[3])}.gin" if match else None
 
 
 def model_values(included: str) -> dict[str, Any]:
   """Returns the values that a T5X model file sets and ours does not."""
+  if _DECODER_FILE.fullmatch(included):
+    return {"DecoderOnlyModel.module": None, "TransformerConfig.logits_via_embedding": True}
   match = _MODEL_FILE.fullmatch(included)
   values = {f"T5Config.{field}": size for field, size in _TINY.items()} if match[3] == "tiny" else {}
   return values | ({"T5Config.scan_layers": True} if match[1] == "scalable_t5" else {})

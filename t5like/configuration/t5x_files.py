@@ -45,6 +45,7 @@ class T5XConfiguration:
   settings: dict[str, Setting] = dataclasses.field(default_factory=dict)
   model: str | None = None  # our model file
   run: str | None = None  # 'pretrain', 'finetune', 'eval' or 'infer'
+  is_decoder: bool = False  # a DecoderOnlyModel; its settings have the names of an encoder-decoder's
   modules: list[str] = dataclasses.field(default_factory=list)  # imported by the file
   unread: list[str] = dataclasses.field(default_factory=list)  # includes that were not found
   used: set[str] = dataclasses.field(default_factory=set)
@@ -104,7 +105,22 @@ def read_t5x_file(
   _read(file_text(path), str(path), configuration, [*folders, *path.absolute().parents], ())
   for name, text in overrides:
     _read(f"{name} = {parse_override_value(text)}", f"--gin.{name}", configuration, [], ())
+  _name_as_encoder_decoder(configuration)
   return configuration
+
+
+def _name_as_encoder_decoder(configuration: T5XConfiguration) -> None:
+  """Renames the settings of T5X's decoder-only example to those of its T5, which are the same but for the names."""
+  settings = configuration.settings
+  model = settings.get("MODEL", Setting(None)).value
+  named = getattr(model, "name", "").endswith("DecoderOnlyModel")
+  configuration.is_decoder = named or (model is None and any(key.startswith("DecoderOnlyModel.") for key in settings))
+  if configuration.is_decoder:
+    renamed = {"TransformerConfig.num_layers": "T5Config.num_decoder_layers"}
+    classes = {"TransformerConfig": "T5Config", "DecoderOnlyModel": "EncoderDecoderModel"}
+    for key in list(settings):
+      of, _, parameter = key.partition(".")
+      configuration.settings[renamed.get(key) or f"{classes.get(of, of)}.{parameter}".rstrip(".")] = settings.pop(key)
 
 
 def _read(text: str, where: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:

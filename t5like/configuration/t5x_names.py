@@ -118,6 +118,7 @@ PARAMETERS = (
   T5XName("EncoderDecoderModel.z_loss", "Z_LOSS"),
   T5XName("EncoderDecoderModel.label_smoothing", "LABEL_SMOOTHING"),
   T5XName("EncoderDecoderModel.loss_normalizing_factor", "LOSS_NORMALIZER"),
+  T5XName("EncoderDecoderModel.decode_fn", "DECODING", "the method, temperature and top_k of evaluation in training"),
   T5XName("predict_batch_with_aux.num_decodes", "--beams", "of eval and infer; DECODING for evaluation in training"),
   T5XName("Evaluator.num_examples", "EVAL_EXAMPLES", "0 instead of None: all"),
   T5XName("Evaluator.logger_cls", "", "scores go to TensorBoard, metrics.jsonl and MODEL_DIR/predictions"),

@@ -33,7 +33,8 @@ _PLUMBING = {
   "train.train_eval_dataset_cfg", "train.infer_eval_dataset_cfg", "train.checkpoint_cfg", "train.partitioner",
   "train.trainer_cls", "train.summarize_config_fn", "train.inference_evaluator_cls", "train.relative_steps",
   "Transformer.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
-  "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.optimizer_def", "CheckpointConfig.save",
+  "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.vocabulary", "EncoderDecoderModel.optimizer_def",
+  "CheckpointConfig.save",
   "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model", "evaluate.dataset_cfg",
   "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls", "infer.model",
   "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
@@ -52,6 +53,7 @@ _STRAIGHT = (
 )  # fmt: skip
 _REMAT = {"minimal": "dots", "full": "full", "none": "none", None: "none"}
 _CONTINUES = "T5X continues at the checkpoint's step, here the schedule starts at 0"
+_FULL_LM = re.compile(r"c4_v\d+_full_lm")
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -143,6 +145,9 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   comment = f"T5X: {task}" if ours else ""
   if isinstance(task, str) and not ours:
     comment = "your own task, or one of the t5 package: TASK_MODULES registers it; `t5like tasks list` shows ours"
+  if isinstance(task, str) and _FULL_LM.fullmatch(task) and not finetune:
+    result.include.insert(1, "objectives/full_lm.gin")
+    ours, comment = "c4", f"T5X: {task}; LENGTHS are those of a row"
   if ours == "c4_span_corruption" and not finetune:  # that of T5X: without the last sentinel of the paper
     result.include.insert(1, "objectives/span_corruption.gin")
     result.set("OBJECTIVE_VARIANT", "t5")
@@ -151,6 +156,8 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   if modules := task_modules(source, bool(ours)):
     result.set("TASK_MODULES", modules)
   lengths = source.first("train/DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS", default=_REQUIRED)
+  if isinstance(lengths, dict) and result.include[1] == "objectives/full_lm.gin":
+    lengths = {"inputs": lengths["targets"]} if "targets" in lengths else lengths
   result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
   rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
   result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
@@ -205,6 +212,11 @@ def _steps(source: T5XConfiguration, result: Translation, start: str | None) -> 
 
 
 def _model(source: T5XConfiguration, result: Translation) -> None:
+  if source.is_decoder:
+    reads_prefix = source.get("EncoderDecoderModel.inputs_bidirectional_attention", False) is True
+    result.include.insert(1, f"models/t5/architectures/{'prefix_lm' if reads_prefix else 'lm'}.gin")
+    if not reads_prefix and source.get("PrefixLMFeatureConverter.loss_on_targets_only", True) is False:
+      result.set("train.loss_on_inputs", True)
   dropout = source.first("T5Config.dropout_rate", "DROPOUT_RATE")
   if isinstance(dropout, int | float):
     result.set("DROPOUT_RATE", dropout)

@@ -10,16 +10,17 @@ from t5like import configuration
 from t5like.experiments.reading import read_experiment
 from t5like.objectives.span_corruption import SpanCorruption
 
-T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x" / "examples" / "t5" / "t5_1_1" / "examples"
+EXAMPLES = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x" / "examples"
+T5X, DECODERS = EXAMPLES / "t5" / "t5_1_1" / "examples", EXAMPLES / "decoder_only" / "examples"
 
 
 @pytest.fixture
 def translated(t5like, tmp_path, token_caches):
   """Returns the experiment of a translated file: converted, loaded and checked by a dry run."""
 
-  def translate(name, *overrides, train=("--gin.INIT_FROM=None",)):
+  def translate(name, *overrides, folder=T5X, train=("--gin.INIT_FROM=None",)):
     out = tmp_path / f"{Path(name).stem}.gin"
-    done = t5like("convert", "gin", T5X / name, f"--out={out}", *overrides)
+    done = t5like("convert", "gin", folder / name, f"--out={out}", *overrides)
     options = [f"--gin.MODEL_DIR={tmp_path}/run", "--gin.VOCABULARY=tiny", f"--gin.CACHE_DIR={token_caches}"]
     card = t5like("train", f"--gin_file={out}", *options, *train, "--dry_run", devices=8).stdout
     return configuration.build("train"), out.read_text(), done, card
@@ -276,3 +277,43 @@ def test_invalid_input(t5like, tmp_path, arguments, words):
   arguments = [a.format(missing=tmp_path / "none.gin", file=tmp_path / "file.gin") for a in arguments]
   failed = t5like("convert", "gin", *arguments, status=2)
   assert all(word in failed.stderr for word in words), failed.stderr
+
+
+def test_a_decoder_that_reads_the_inputs_in_both_directions(translated):
+  run, text, *_ = translated("base_wmt_from_scratch.gin", "--gin.MIXTURE_OR_TASK_NAME=snli", folder=DECODERS, train=())
+  config = run.model.config
+  assert (type(run.model).__name__, config.prefix_lm, config.num_encoder_layers, config.num_decoder_layers) == (
+    "GPT", True, 0, 12,
+  )  # fmt: skip
+  assert config.tie_embeddings and config.scale_logits and config.gated_mlp and config.mlp_dim == 2048
+  assert not run.loss_on_inputs and "num_decodes = 8" in text and "inputs_bidirectional_attention" not in text
+
+
+def test_a_causal_decoder(translated):
+  name = "base_pretrain_causal_full_lm.gin"
+  run, *_ = translated(name, folder=DECODERS, train=("--gin.TASK=novels", "--gin.BATCH_SIZE=8"))
+  assert (run.objective.name, run.lengths, run.steps) == ("full_lm", {"inputs": 626}, 100_000)
+  assert type(run.model).__name__ == "GPT" and not run.model.config.prefix_lm
+
+
+def test_a_decoder_with_a_network_and_a_loss_of_its_own(t5like, tmp_path):
+  path = tmp_path / "own.gin"
+  path.write_text("""
+MODEL = @models.DecoderOnlyModel()
+models.DecoderOnlyModel:
+  module = @network.DecoderWrapper()
+  z_loss = 0.01
+network.TransformerConfig:
+  num_layers = 3
+  emb_dim = 96
+  logits_via_embedding = True
+seqio.PrefixLMFeatureConverter.loss_on_targets_only = False
+""")
+  text = t5like("convert", "gin", path).stdout
+  included = "include 'models/t5/base.gin'\ninclude 'models/t5/architectures/lm.gin'\n"
+  assert included in text and "train.loss_on_inputs = True" in text and "Z_LOSS = 0.01" in text
+  assert "NUM_DECODER_LAYERS = 3" in text and "EMBED_DIM = 96" in text and "Not translated" not in text
+  path.write_text(path.read_text() + "models.DecoderOnlyModel.inputs_bidirectional_attention = True\n")
+  text = t5like("convert", "gin", path).stdout
+  assert "architectures/prefix_lm.gin" in text and "train.loss_on_inputs = True" not in text
+  assert "# Not translated:\n#   seqio.PrefixLMFeatureConverter.loss_on_targets_only = False (train.loss_on" in text

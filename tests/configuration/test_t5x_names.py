@@ -114,6 +114,7 @@ def test_our_copy_of_t5x_defaults_equals_its_run_files(run):
 def test_files_and_tasks_of_t5x_are_mapped_to_ours():
   assert model_file("t5x/examples/t5/t5_1_0/11B.gin") == "models/t5/11b.gin"
   assert model_file("t5x/examples/scalable_t5/mt5/xl.gin") == "models/mt5/xl.gin"
-  assert model_file("t5x/examples/decoder_only/models/base.gin") is None
+  assert model_file("t5x/examples/decoder_only/models/large.gin") == "models/t5_1_1/large.gin"
+  assert model_file("t5x/examples/long_t5/models/base.gin") is None
   assert our_task("glue_cola_v002") == "glue_cola" and our_task("c4_v220_span_corruption") == "c4_span_corruption"
   assert our_task("wmt19_ende_v003") is None
