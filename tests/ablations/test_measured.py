@@ -10,6 +10,7 @@ import pytest
 
 from t5like import configuration
 from t5like.ablations.report.comparison import compare
+from t5like.ablations.report.conclusions import check_conclusions
 from t5like.ablations.report.data import read_export
 from t5like.ablations.report.measures import ALL
 from t5like.ablations.report.text import readme_table, score
@@ -44,6 +45,22 @@ def test_berts_table_5_is_complete_and_the_readme_has_its_rows():
   losses = {recipe: [r.curve[-1][1] for r in measured.results if r.recipe == recipe] for recipe, _ in runs}
   assert {f"{x:.1f}" for x in losses["bert/bert_mlm_nsp"]} == {"5.6"} and "still 5.6" in section
   assert {f"{x:.2f}" for x in losses["bert/bert_mlm"]} <= {"2.84", "2.85", "2.86"} and "reach 2.85" in section
+
+
+def test_barts_table_1_is_complete_and_the_readme_has_its_rows():
+  measured = read_export("midi_bart1")
+  runs = {(result.recipe, result.seed) for result in measured.results}
+  assert runs == {(recipe, seed) for recipe in TABLES["bart1"].recipes for seed in range(3)} and not measured.failures
+  compared = compare(measured)
+  assert readme_table(compared) in ABLATIONS_README
+  by_squad = {measure.name: measure.agreements["bart1"] for measure in compared.measures}
+  found = [by_squad[f"SQuAD {score}"] for score in ("exact match", "F1")]
+  assert {(each.clear, each.same, f"{each.correlation.spearman:+.2f}") for each in found} == {(19, 19, "+0.98")}
+  section = ABLATIONS_README.split("## BART's Table 1 at midi scale")[1].split("\n## ")[0]
+  assert "Spearman is +0.98" in section and "19 of the paper's 19" in section
+  alone, left_to_right = check_conclusions(compared)
+  assert (alone.verdict, left_to_right.verdict) == ("reproduced", "reproduced")
+  assert (left_to_right.ours.holds_clearly, {pair.group for pair in left_to_right.evidence}) == (3, {"squad"})
 
 
 def test_longer_fine_tuning_is_reported_as_it_came_out():
@@ -154,7 +171,9 @@ def test_the_scale_has_not_changed(name):
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize("name", ["mini", "midi", "midi_squad_3500", "midi_24000", "midi_tables_9_to_11", "midi_bert5"])
+@pytest.mark.parametrize(
+  "name", ["mini", "midi", "midi_squad_3500", "midi_24000", "midi_tables_9_to_11", "midi_bert5", "midi_bart1"]
+)
 def test_a_file_is_small_and_contains_no_paths(name):
   text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)

@@ -160,6 +160,7 @@ CONCLUSIONS = (
     "bart1",
     "Left-to-right language modeling is worse on SQuAD than masking, deleting or infilling",
     above=tuple((_ED + f"bart_{better}", "lm/lm") for better in ("text_infilling", "token_masking", "token_deletion")),
+    groups=("squad",),
   ),
   Conclusion(
     "bert5",
