@@ -132,7 +132,7 @@ def test_jobs_take_epochs_of_small_tasks_and_the_steps_of_the_scale(tmp_path):
   runs = plan_sweep(tmp_path, given).runs({})
   assert [run.recipe for run in runs] == [*bert.PRETRAINING_TASKS] * 2
   pretrain, rte, mnli, squad = runs[0].jobs
-  assert (pretrain.steps, rte.steps, mnli.steps, squad.steps) == (20_000, round(10 * 2490 / 64), 2000, 2000)
+  assert (pretrain.steps, rte.steps, mnli.steps, squad.steps) == (12_000, round(10 * 2490 / 64), 2000, 2000)
   assert mnli.evaluated == ("glue_mnli_matched_classification", "glue_mnli_mismatched_classification")
   assert ("TASK", "squad_spans") in squad.overrides and ("LENGTHS", '{"inputs": 256}') in squad.overrides
   assert runs[0].shape == runs[3].shape != runs[1].shape  # seeds can train together, other objectives cannot
