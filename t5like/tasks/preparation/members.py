@@ -74,12 +74,15 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
 
 
 def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> list[OriginalFile]:
-  """Returns the files directly in the folder, or those in a subfolder named after the data set."""
+  """Returns the files directly in the folder, or those in a subfolder named after the data set.
+
+  Other data sets may be in the same folder: files named after this one, if there are any, are all of it.
+  """
   for place in (folder.root, folder.root / dataset.title, folder.root / dataset.name, folder.root / "text"):
     if place.is_dir():
       found = [f for f in Folder(place).all_files() if f.name.endswith(endings)]
       if found:
-        return found
+        return [f for f in found if dataset.name in f.name.lower()] or found
   return []
 
 

@@ -238,6 +238,7 @@ def test_snli_from_its_original_files(tmp_path):
   (tmp_path / "snli_1.0_train.jsonl").write_text("\n".join(lines))
   expected = {"premise": "A man sleeps.", "hypothesis": "He dreams."}
   (tmp_path / "snli_1.0_dev.jsonl").write_text(json.dumps({**expected, "label": "contradiction"}))
+  (tmp_path / "multinli_1.0_train.jsonl").write_text(json.dumps({**pair, "gold_label": "entailment"}))  # not SNLI's
   _, rows = splits_of("snli", tmp_path)
   assert rows["train"] == [(0, {**expected, "label": "neutral"}), (1, {**expected, "label": -1})]
   assert rows["validation"] == [(0, {**expected, "label": "contradiction"})]
