@@ -25,13 +25,6 @@ class Examples:
   padding: int = 0  # the id after an encoder's inputs in rows that are not packed
 
 
-def trim_and_append_eos(
-  texts: Ragged, length: int, eos: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()
-) -> Ragged:
-  """Trims texts to `length` and appends end-of-sequence; `before` and `after` are tokens around both."""
-  return enclosed(texts, length, before, (eos, *after))
-
-
 def enclosed(texts: Ragged, length: int | None, before: tuple[int, ...], after: tuple[int, ...]) -> Ragged:
   """Returns texts between the tokens `before` and `after`, trimmed so that all have `length`; None: any length."""
   if not before and not after:

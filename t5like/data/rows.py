@@ -16,7 +16,7 @@ import numpy as np
 from t5like.data.cache import TokenCache
 from t5like.data.document_plans import RowPlan, TokenStream, plan_rows
 from t5like.data.first_tokens import FirstTokens
-from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, enclosed, encoder, trim_and_append_eos
+from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, enclosed, encoder
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
 from t5like.data.row_order import PooledOrder, shuffled
@@ -171,9 +171,9 @@ def to_batch(
     return causal(corrupted.targets, lengths)
   inputs, targets = corrupted.inputs, corrupted.targets
   if objective.closed:
-    around = (special.before_inputs, special.after_inputs)
-    inputs = trim_and_append_eos(inputs, lengths.inputs, special.eos, *around) if lengths.inputs else inputs
-    targets = trim_and_append_eos(targets, lengths.targets, special.eos, special.before_targets)
+    if lengths.inputs:
+      inputs = enclosed(inputs, lengths.inputs, special.before_inputs, (special.eos, *special.after_inputs))
+    targets = enclosed(targets, lengths.targets, special.before_targets, (special.eos,))
   row = np.arange(len(targets.lengths)) if as_packed else None
   examples = Examples(inputs, targets, len(targets.lengths), row, special.padding)
   return LAYOUTS[layout](examples, lengths, special.start)
@@ -244,9 +244,9 @@ def _read(cache: TokenCache, feature: str, numbers: np.ndarray, length: int, spe
     return Ragged(np.zeros((len(numbers), 0), np.int32), np.zeros(len(numbers), np.int64))
   texts, eos_placement = cache.texts(feature, numbers), cache.eos_placement(feature)
   before, after = _around(special)[feature]
-  if eos_placement == "after_trim":
-    return trim_and_append_eos(texts, length, special.eos, before, after)
-  texts = enclosed(texts, None, before, (special.eos, *after) if eos_placement == "before_trim" else after)
+  if eos_placement != "none":
+    after = (special.eos, *after)
+  texts = enclosed(texts, length if eos_placement == "after_trim" else None, before, after)
   return Ragged(texts.tokens[:, :length], np.minimum(texts.lengths, length))
 
 

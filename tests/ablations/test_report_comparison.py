@@ -9,6 +9,7 @@ import math
 import pytest
 from report_sweeps import synthetic_result, write_sweep
 
+from t5like.ablations.report.columns import column_score
 from t5like.ablations.report.comparison import compare
 from t5like.ablations.report.conclusions import (
   CONCLUSIONS,
@@ -170,6 +171,24 @@ def test_runs_at_another_scale_or_on_other_tasks_are_left_out(tmp_path):
   assert len(data.left_out) == 3 and all(
     f"Left out: {text}." in summarize(compare(data)).missing for text in data.left_out
   )
+
+
+def test_runs_are_in_the_order_of_the_tables_and_a_run_that_finished_has_not_failed(tmp_path):
+  folder = write_sweep(tmp_path, tables=(7,), failed=[(ED + "span_corruption_2", 1)])
+  result = synthetic_result(ED + "span_corruption_2", 1)
+  write_result(folder, result)
+  data = read_sweep(folder)
+  assert [(r.recipe, r.seed) for r in data.results] == [(recipe, seed) for recipe in GLUE for seed in (0, 1)]
+  assert data.failures == []
+
+
+def test_tasks_of_superglue_are_not_those_of_glue_with_the_same_name():
+  result = synthetic_result(BASELINE_RECIPE, 0)
+  tasks = {"super_glue_rte": {"accuracy": 1.0}, "squad": {"em": 2.0, "f1": 3.0}}
+  result = dataclasses.replace(result, tasks=tasks)
+  assert column_score(result, "rte") is None and column_score(result, "squad_f1") == 3.0
+  result = dataclasses.replace(result, tasks={**tasks, "glue_rte": {"accuracy": 4.0}}, validation_loss=2.0)
+  assert column_score(result, "rte") == 4.0 and column_score(result, "perplexity") == math.exp(2.0)
 
 
 def test_custom_recipes_and_tasks_are_shown():

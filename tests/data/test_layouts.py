@@ -12,10 +12,10 @@ from t5like.data.layouts import (
   causal,
   decoder,
   decoder_loss_on_inputs,
+  enclosed,
   encoder,
   encoder_decoder,
   prefix_lm,
-  trim_and_append_eos,
   zero_loss_on_filler_rows,
 )
 from t5like.objectives import Lengths, Masked, Ragged
@@ -26,8 +26,15 @@ def ragged(*rows):
 
 
 def test_long_texts_are_trimmed_and_all_end_with_end_of_sequence():
-  rows = trim_and_append_eos(ragged([5, 6], [7, 8, 9, 10, 11], []), 4, eos=1)
+  rows = enclosed(ragged([5, 6], [7, 8, 9, 10, 11], []), 4, (), (1,))
   assert rows.tokens.tolist() == [[5, 6, 1, 0], [7, 8, 9, 1], [1, 0, 0, 0]] and rows.lengths.tolist() == [3, 4, 1]
+
+
+def test_tokens_around_a_text_are_kept_where_it_does_not_fit():
+  rows = enclosed(ragged([5, 6, 7], [8]), 4, (2,), (1, 3))
+  assert rows.tokens.tolist() == [[2, 5, 1, 3], [2, 8, 1, 3]] and rows.lengths.tolist() == [4, 4]
+  rows = enclosed(ragged([5, 6, 7], [8]), 2, (2,), (1, 3))
+  assert rows.tokens.tolist() == [[2, 1, 3], [2, 1, 3]] and rows.lengths.tolist() == [3, 3]
 
 
 def test_packing_on_the_published_example():
