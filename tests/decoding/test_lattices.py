@@ -103,6 +103,16 @@ def test_one_candidate_remains_however_many_end():
   table = lattice({START: {A: 0.5, END: 0.3, B: 0.2}, B: {END: 1.0}})
   options = dict(max_length=4, method="beam", beams=1, length_penalty=4.0, penalty_form="power")
   assert outputs(search(table, **options, stop_sequences=[(A,)])) == [[B]]
+  table = lattice({START: {END: 0.4, C: 0.3, A: 0.2, B: 0.1}, A: {END: 1.0}})  # two ends are likelier than A
+  assert outputs(search(table, **options, more_ends=(C,))) == [[A]]
+
+
+@pytest.mark.parametrize("rule", [{"repetition_penalty": 2.0}, {"forced_first": B}, {"forced_end": True}])
+def test_scores_are_log_probabilities_with_rules_that_set_or_read_them(rule):
+  options = dict(max_length=4, method="beam", beams=2, n_best=2, length_penalty=0.0, **rule)
+  plain, shifted = search(TRAP, **options), search(TRAP + 3.0, **options)  # logits of the same probabilities
+  assert outputs(plain) == outputs(shifted)
+  np.testing.assert_allclose(shifted.scores, plain.scores, atol=1e-5)
 
 
 def test_only_the_likeliest_of_all_candidates_finish():

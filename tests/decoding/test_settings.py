@@ -8,7 +8,7 @@ import pytest
 
 from t5like.decoding import DecodeSettings, bucket, log_likelihoods
 from t5like.decoding.ending import Endings
-from t5like.decoding.options import decode_settings, with_defaults, without_own_end
+from t5like.decoding.options import decode_settings, options_for, with_defaults, without_own_end
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary
 
@@ -105,6 +105,18 @@ def test_defaults():
     no_repeat_ngram=0, forbidden=(), forced_first=None, forced_end=False, temperature=1.0, top_k=0,
     top_p=1.0, min_p=0.0, seed=0, beams=None, length_penalty=0.6, penalty_form="gnmt", early_stopping="never", n_best=1,
   )  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "length"), [(None, 128), (512, 128), (100, 50), (1, 1)])
+def test_outputs_take_at_most_half_of_the_positions_by_default(positions, length):
+  assert decode_settings({}, load_vocabulary("tiny"), positions)[0].max_length == length
+
+
+def test_options_are_kept_for_the_methods_that_use_them():
+  given = {"max_length": 9, "temperature": 0.5, "beams": 3, "early_stopping": "first", "n_best": 2}
+  kept = {method: set(given) - set(options_for(method, given)) for method in ("greedy", "sample", "beam")}
+  of_beams = {"beams", "early_stopping"}
+  assert kept == {"greedy": {"temperature", "n_best", *of_beams}, "sample": of_beams, "beam": {"temperature"}}
 
 
 def test_likelihoods_of_given_tokens():

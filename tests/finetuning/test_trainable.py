@@ -201,3 +201,14 @@ def test_plateaus_are_counted_once_and_follow_from_the_recorded_scores():
   for step, count in enumerate(counts):
     again.restore(rows, step)
     assert again.count == count
+
+
+def test_an_improvement_below_min_delta_is_a_plateau_and_the_last_episode_has_no_successor():
+  unfreezing = UnfreezeOnPlateau(metric="eval/t/accuracy", min_delta=2.0)
+  counter = PlateauCounter(unfreezing)
+  for step, (value, count) in enumerate([(50.0, 0), (51.0, 1), (60.0, 1)]):
+    counter.update(step, {"eval/t/accuracy": value})
+    assert counter.count == count
+  plan = plan_training(unfreezing, None, optimizers.adamw(1e-3), bert(), 35)
+  last = len(plan.episodes) - 1
+  assert [plan.at(0, plateaus) for plateaus in (0, 1, last, last + 3)] == [0, 1, last, last]

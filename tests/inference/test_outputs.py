@@ -9,7 +9,7 @@ import pytest
 
 from t5like.errors import RunError, UserError
 from t5like.inference.job_settings import Generate
-from t5like.inference.outputs import JsonLines, _line
+from t5like.inference.outputs import JsonLines, VectorFile, _line
 from t5like.inference.rows import RejectedRow, Row, check_task, read_rows
 from t5like.vocabularies import load_vocabulary
 
@@ -39,6 +39,24 @@ def test_an_input_field_called_error_does_not_make_a_rejected_row(tmp_path):
   lines.close()
   assert json.loads(lines.path.read_text())["input_error"] == "of the writer"
   assert 0 not in lines._read_done()[0] and lines.rejected == 0
+
+
+@pytest.mark.parametrize("kind", ["lines", "vectors"])
+def test_rejected_rows_are_counted_after_a_restart_too(tmp_path, kind):
+  rows = [Row(0, "line 1", "a", {}), RejectedRow(1, "line 2", "too long"), Row(2, "line 3", "b", {})]
+  answer = {"embedding": [1.0, 2.0]}
+
+  def opened():
+    return JsonLines(tmp_path / "out", "text") if kind == "lines" else VectorFile(tmp_path / "out.npy", 2)
+
+  first = opened()
+  assert first.resume(iter(rows)) == 0
+  first.write(rows[:2], [answer, None])
+  first._out.close()
+  second = opened()
+  assert (second.resume(iter(rows)), second.rejected) == (2, 1)
+  second.write(rows[1:2], [None])
+  assert second.rejected == 2
 
 
 def test_a_disk_that_is_full(tmp_path):
