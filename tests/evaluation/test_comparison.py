@@ -134,6 +134,21 @@ def test_the_newest_predictions_of_a_task_with_numbers_in_its_name_are_compared(
   assert all("-5000" in each.a.path.name for each in found)
 
 
+def test_a_step_and_tasks_can_be_selected(tmp_path):
+  for folder in ("a", "b"):
+    (tmp_path / folder / "predictions").mkdir(parents=True)
+    for task in ("glue_mnli", "glue_mnli_matched"):
+      for step in (100, 200, 300):
+        file = tmp_path / folder / "predictions" / f"{task}-validation-{step}.jsonl"
+        file.write_text(json.dumps({"inputs": "", "prediction": step, "target": 1}) + "\n")
+  found = list(compare_paths(tmp_path / "a", tmp_path / "b", Selection(tasks=("glue_mnli",), step=200), resamples=10))
+  assert [(each.name, each.a.path.name) for each in found] == [
+    ("glue_mnli-validation", "glue_mnli-validation-200.jsonl")
+  ]
+  with pytest.raises(UserError, match="share no task"):
+    list(compare_paths(tmp_path / "a", tmp_path / "b", Selection(step=250), resamples=10))
+
+
 def mean_score(targets, scores):
   return {"mean_score": float(np.mean(scores))}
 

@@ -212,3 +212,9 @@ def test_an_improvement_below_min_delta_is_a_plateau_and_the_last_episode_has_no
   plan = plan_training(unfreezing, None, optimizers.adamw(1e-3), bert(), 35)
   last = len(plan.episodes) - 1
   assert [plan.at(0, plateaus) for plateaus in (0, 1, last, last + 3)] == [0, 1, last, last]
+
+
+def test_the_last_episode_unfreezes_the_layers_that_are_left():
+  found = GradualUnfreezing(layers=3).episodes(read_variables(bert()), 10)
+  titles = ["the top 3 of 4 layers and the embeddings", "everything"]
+  assert [(episode.first_step, episode.title) for episode in found] == [(0, titles[0]), (5, titles[1])]

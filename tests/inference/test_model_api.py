@@ -245,6 +245,8 @@ def test_stop_texts_end_outputs(models):
   full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=None).text.split() == full
+  ended = models["t5"].generate(texts_of(T5)[0], max_length=3, stop=full[2])
+  assert (ended.tokens, ended.finished) == (2, True)
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], 3, [3]])

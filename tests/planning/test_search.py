@@ -1,13 +1,16 @@
 """The search over meshes, batch sizes and machines: which are candidates."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
-from t5like import planning
+from t5like import parallel, planning
 from t5like.models import GPT
 from t5like.models.config import TransformerConfig
 from t5like.planning.operations import DeviceShare, layer_operations
+from t5like.planning.plan_text import days, render_plan
 from t5like.planning.search import _machines, least_batch_size, meshes, with_batch_size
 from t5like.planning.topology import parse_topology
 
@@ -53,6 +56,27 @@ def test_larger_machines_of_the_same_chip():
   names = [each.name for each in _machines(parse_topology("v5e-64"))]
   assert names == ["v5e-64", "v5e-128", "v5e-256", "2xv5e-256", "4xv5e-256", "8xv5e-256", "16xv5e-256"]
   assert [each.devices for each in _machines(parse_topology("h100x4"))] == [4, 8, 16, 32, 64, 128, 256]
+
+
+def test_eight_percent_of_a_device_are_kept_free():
+  found = planning.forecast(work(), parse_topology("h100"), parallel.MeshAxes(), with_memory=False)
+  capacity = parse_topology("h100").chip.spec.memory
+  for share, fits in ((0.91, True), (0.93, False)):
+    used = planning.MemoryEstimate(share * capacity, 0, 0, 0, 0, 0, "at the loss")
+    assert dataclasses.replace(found, memory=used).fits == fits
+
+
+def test_a_plan_counts_the_tokens_of_all_steps():
+  found = planning.forecast(work(rows=12, steps=10), parse_topology("h100"), parallel.MeshAxes(), with_memory=False)
+  found = dataclasses.replace(found, memory=planning.MemoryEstimate(1, 1, 1, 1, 1, 1, "at the loss"))
+  text = render_plan([found], planning.price_of(1.0, found.topology.chip), [])
+  assert f"10 steps, {10 * 12 * 16:,} tokens" in text
+
+
+def test_times_have_the_unit_of_which_there_are_two():
+  assert [days(hours * 3600) for hours in (0.02, 0.04, 1.9, 2, 47, 48)] == [
+    "72.0 seconds", "2.4 minutes", "114.0 minutes", "2.0 hours", "47.0 hours", "2.0 days",
+  ]  # fmt: skip
 
 
 def test_a_window_bounds_what_a_fused_kernel_reads():

@@ -119,6 +119,15 @@ def test_tensor_parallelism_sums_two_results_per_layer_and_pass():
   assert recomputed.bytes == pytest.approx(layers.bytes * 5 / 4)
 
 
+def test_experts_on_other_machines_are_reached_over_the_network():
+  model = gpt(2, compute_dtype="bfloat16", use_bias=False, num_experts=4)
+  share = DeviceShare(rows=2, encoder_length=0, decoder_length=64, tensor=8)
+  sizes = {"data": 1, "fsdp": 1, "tensor": 8, "expert": 2}
+  found = step_collectives(model.config, share, sizes, STATE, 1, parse_topology("2xh100x8"))
+  links = {(each.name, each.link) for each in found if each.axis == "expert"}
+  assert links == {("move tokens to experts", "InfiniBand"), ("sum gradients", "InfiniBand")}
+
+
 def test_a_price_by_hand():
   price = price_of(100.0, CHIPS["h100"], dollars_per_hour=2.0, pue=1.2, co2e=0.5)
   energy = 100 * 0.700 * 0.85 * 1.35 * 1.2

@@ -69,6 +69,7 @@ def test_invalid_loss_settings_are_refused(given):
   with pytest.raises(UserError, match=next(iter(given)).split("_")[-1]):
     LossSettings(**given)
   LossSettings(z_loss=0.0, label_smoothing=0.999, microbatches=1)
+  assert LossSettings().z_loss == 1e-4  # T5's
 
 
 def test_a_fixed_normalizer_divides_the_sum_and_metrics_stay_sums():
@@ -81,7 +82,6 @@ def test_a_fixed_normalizer_divides_the_sum_and_metrics_stay_sums():
     LossSettings(normalizer=0.0)
 
 
-@pytest.mark.slow
 def test_next_sentence_prediction_adds_its_own_mean():
   batch = {
     "encoder_target_tokens": jnp.array([[0], [1]], jnp.int32),
@@ -95,6 +95,10 @@ def test_next_sentence_prediction_adds_its_own_mean():
   loss, metrics = loss_and_metrics(outputs, batch, LossSettings(z_loss=0.0))
   assert loss == pytest.approx(-np.log(0.5) - (np.log(0.8) + np.log(0.4)) / 2, rel=1e-6)
   assert float(metrics["sentence_accuracy"]) == 0.5
+  tokens = jnp.array([[5, 0], [0, 0]], jnp.int32)  # a row with padding, and one of padding alone
+  loss, metrics = loss_and_metrics(outputs, batch | {"encoder_input_tokens": tokens}, LossSettings(z_loss=0.0))
+  assert loss == pytest.approx(-np.log(0.5) - np.log(0.8), rel=1e-6)
+  assert float(metrics["sentence_accuracy"]) == 1
 
 
 def test_steps_reduce_the_loss_and_count_and_the_old_state_is_donated():
