@@ -21,7 +21,7 @@ from t5like.errors import UserError
 
 # Placeholders for values that the file does not set.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
-_DECODING_OPTIONS = ("--max_length", "--beams", "--temperature", "--top_k", "--top_p")
+_DECODING_OPTIONS = ("--max_length", "--beams", "--length_penalty", "--temperature", "--top_k", "--top_p")
 
 
 def translate_file(
@@ -66,8 +66,8 @@ def command_kind(source: T5XConfiguration) -> str:
 
 def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], list[str]]:
   """Returns the shell commands, and the lines that could not be translated."""
-  path = source.first("CHECKPOINT_PATH", "RestoreCheckpointConfig.path", "INITIAL_CHECKPOINT_PATH", default=_CHECKPOINT)
-  source.get("RestoreCheckpointConfig.path")
+  names = ("RestoreCheckpointConfig.path", "CHECKPOINT_PATH", "INITIAL_CHECKPOINT_PATH")
+  path = next(filter(None, [source.get(name) for name in names]), _CHECKPOINT)
   mode = source.get("RestoreCheckpointConfig.mode", "specific")
   path = str(path[0] if isinstance(path, list | tuple) and path else path)
   task = source.first("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME", default="TASK")
@@ -75,7 +75,7 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   ours = our_task(str(task))
   model = f" --gin_file={source.model}" if source.model else ""
   sizes = [f" --gin.{lookup(name).ours}={source.get(name)}" for name in SIZES if source.has(name)]
-  lines = [f"t5like convert from_t5x {shlex.quote(path)} {_MODEL_DIR}{model}{''.join(sizes)}"]
+  read = [f"t5like convert from_t5x {shlex.quote(path)} {_MODEL_DIR}{model}{''.join(sizes)}"]
   options: dict[str, Any] = {"--model_dir" if kind == "eval" else "--model": _MODEL_DIR, "--task": ours or task}
   if modules := task_modules(source, bool(ours)):
     options["--task_modules"] = ",".join(modules)
@@ -103,13 +103,18 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
     untranslated.append("RestoreCheckpointConfig.mode = 'all'  (convert and evaluate one checkpoint after the other)")
   if kind == "eval" and partitions > 1:
     untranslated.append(f"PjitPartitioner.num_partitions = {partitions}  (eval uses the mesh of the model directory)")
-  return [*lines, f"t5like {kind} " + " \\\n    ".join(words)], untranslated
+  if source.is_decoder:
+    untranslated.append(f"the checkpoint {path!r}  (from_t5x cannot read T5X's decoders)")
+  return [*([] if source.is_decoder else read), f"t5like {kind} " + " \\\n    ".join(words)], untranslated
 
 
 def _decoding(source: T5XConfiguration) -> dict[str, Any]:
   """Returns the options of sampling; 0 means no limit there."""
   names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
-  return {f"--{ours}": source.get(f"temperature_sample.{theirs}") or None for theirs, ours in names.items()}
+  found = {f"--{ours}": source.get(f"temperature_sample.{theirs}") or None for theirs, ours in names.items()}
+  if any(found.values()):
+    source.get("EncoderDecoderModel.decode_fn")
+  return found | {"--length_penalty": source.get("beam_search.alpha")}
 
 
 def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Any
 
 # The examples of `contrib/gpu` and `scalable_t5` have the same models.
@@ -13,6 +14,9 @@ _MODEL_FILE = re.compile(
 )
 _DECODER_FILE = re.compile(r"(?:.*/)?decoder_only/(?:models/)?(base|large|xl|xxl)\.gin")
 _RUN_FILE = re.compile(r"(?:.*/)?runs/(pretrain|finetune|eval|infer)\.gin")
+_OTHER_MODELS = "contrib/moe/"
+# The first folder of T5X's own files, in a file that includes them without "t5x/".
+_FOLDERS = ("configs", "runs", "examples", "contrib", "t5", "scalable_t5", "decoder_only")
 _TINY = {
   "emb_dim": 8, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "head_dim": 3, "mlp_dim": 16,
 }  # fmt: skip
@@ -71,14 +75,25 @@ def model_file(included: str) -> str | None:
   """Returns our file for a T5X model file, or None; its tiny models are our small ones with other sizes."""
   if match := _DECODER_FILE.fullmatch(included):
     return f"models/t5_1_1/{match[1]}.gin"
-  match = _MODEL_FILE.fullmatch(included)
+  match = None if _OTHER_MODELS in included else _MODEL_FILE.fullmatch(included)
   return f"models/{_FAMILIES[match[2]]}/{_SIZES.get(match[3], match[3])}.gin" if match else None
+
+
+def is_in_t5x(included: str) -> bool:
+  """Returns whether an included file is one of T5X's, by its path."""
+  folders = PurePosixPath(included).parts[:-1]
+  return "t5x" in folders or (bool(folders) and folders[0] in _FOLDERS)
 
 
 def model_values(included: str) -> dict[str, Any]:
   """Returns the values that a T5X model file sets and ours does not."""
   if _DECODER_FILE.fullmatch(included):
-    return {"DecoderOnlyModel.module": None, "TransformerConfig.logits_via_embedding": True}
+    return {
+      "DecoderOnlyModel.decode_fn": "temperature_sample",
+      "temperature_sample.temperature": 1.0,
+      "temperature_sample.topk": 40,
+      "TransformerConfig.logits_via_embedding": True,
+    }
   match = _MODEL_FILE.fullmatch(included)
   values = {f"T5Config.{field}": size for field, size in _TINY.items()} if match[3] == "tiny" else {}
   return values | ({"T5Config.scan_layers": True} if match[1] == "scalable_t5" else {})
@@ -86,7 +101,7 @@ def model_values(included: str) -> dict[str, Any]:
 
 def run_kind(included: str) -> str | None:
   """Returns 'pretrain', 'finetune', 'eval' or 'infer' for a T5X run file, else None."""
-  match = _RUN_FILE.fullmatch(included)
+  match = None if _OTHER_MODELS in included else _RUN_FILE.fullmatch(included)
   return match[1] if match else None
 
 

@@ -12,13 +12,14 @@ from gin import config_parser
 from t5like.configuration.statements import (
   REQUIRED,
   Binding,
+  ConfigurableReference,
   MacroReference,
   binding_source,
   file_text,
   parse_override_value,
   parsed,
 )
-from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, model_values, run_kind
+from t5like.configuration.t5x_defaults import RUN_VALUES, is_in_t5x, model_file, model_values, run_kind
 
 _MISSING = object()
 
@@ -46,9 +47,13 @@ class T5XConfiguration:
   model: str | None = None  # our model file
   run: str | None = None  # 'pretrain', 'finetune', 'eval' or 'infer'
   is_decoder: bool = False  # a DecoderOnlyModel; its settings have the names of an encoder-decoder's
-  modules: list[str] = dataclasses.field(default_factory=list)  # imported by the file
+  imported: dict[str, str] = dataclasses.field(default_factory=dict)  # modules, by their name in the file
   unread: list[str] = dataclasses.field(default_factory=list)  # includes that were not found
   used: set[str] = dataclasses.field(default_factory=set)
+
+  @property
+  def modules(self) -> list[str]:
+    return list(dict.fromkeys(self.imported.values()))
 
   def has(self, name: str) -> bool:
     """Returns whether a value is set, by the file or by T5X's defaults."""
@@ -110,7 +115,10 @@ def read_t5x_file(
 
 
 def _name_as_encoder_decoder(configuration: T5XConfiguration) -> None:
-  """Renames the settings of T5X's decoder-only example to those of its T5, which are the same but for the names."""
+  """Renames the settings of T5X's decoder-only example to those of its T5, which are the same but for the names.
+
+  What a model has in the place of a macro is named as the macro.
+  """
   settings = configuration.settings
   model = settings.get("MODEL", Setting(None)).value
   named = getattr(model, "name", "").endswith("DecoderOnlyModel")
@@ -121,6 +129,10 @@ def _name_as_encoder_decoder(configuration: T5XConfiguration) -> None:
     for key in list(settings):
       of, _, parameter = key.partition(".")
       configuration.settings[renamed.get(key) or f"{classes.get(of, of)}.{parameter}".rstrip(".")] = settings.pop(key)
+  for parameter, macro in (("optimizer_def", "OPTIMIZER"), ("vocabulary", "VOCABULARY")):
+    given = settings.get(f"EncoderDecoderModel.{parameter}", Setting(None)).value
+    if isinstance(given, ConfigurableReference):
+      settings[macro] = settings.pop(f"EncoderDecoderModel.{parameter}")
 
 
 def _read(text: str, where: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
@@ -133,22 +145,19 @@ def _read(text: str, where: str, into: T5XConfiguration, folders: list[Path], se
     elif isinstance(statement, config_parser.IncludeStatement):
       _include(statement.filename, line, into, folders, seen)
     elif isinstance(statement, config_parser.ImportStatement):
-      into.modules.append(statement.module)
+      parts = statement.module.split(".")
+      into.imported[statement.alias or (parts[-1] if statement.is_from else statement.module)] = statement.module
 
 
 def _include(name: str, line: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
-  if (ours := model_file(name)) is not None:
-    into.model = ours
-    values = model_values(name)
-  elif (kind := run_kind(name)) is not None:
-    into.run = kind
-    values = RUN_VALUES[kind]
+  plain = name.endswith(".gin") and not Path(name).is_absolute() and ".." not in Path(name).parts
+  found = next((f / name for f in folders if (f / name).is_file()), None) if plain else None
+  ours, kind = model_file(name), run_kind(name)
+  if (ours or kind) and (is_in_t5x(name) if found is None else "t5x" in found.parts):
+    into.model, into.run = ours or into.model, kind or into.run
+    values = model_values(name) if ours else RUN_VALUES[kind]
+    into.settings |= {key: Setting(value) for key, value in values.items()}
+  elif found is None or str(found) in seen:
+    into.unread.append(f"include {name!r}  ({line})")
   else:
-    plain = name.endswith(".gin") and not Path(name).is_absolute() and ".." not in Path(name).parts
-    found = next((f / name for f in folders if (f / name).is_file()), None) if plain else None
-    if found is None or str(found) in seen:
-      into.unread.append(f"include {name!r}  ({line})")
-    else:
-      _read(file_text(found), name, into, folders, (*seen, str(found)))
-    return
-  into.settings |= {key: Setting(value) for key, value in values.items()}
+    _read(file_text(found), name, into, folders, (*seen, str(found)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,25 +20,9 @@ from t5like.configuration.t5x_optimizers import (
   translate_optimizer,
   translate_own_rate,
 )
+from t5like.configuration.t5x_plumbing import PLUMBING_MODULES, is_plumbing
 
 _REQUIRED = MacroReference(REQUIRED)
-# Modules with T5X's configurables; other imports of a file register tasks.
-_PLUMBING_MODULES = {
-  "__gin__", "t5x", "seqio", "optax", "flax", "jax", "flaxformer", "clu", *sys.stdlib_module_names, "__main__"
-}  # fmt: skip
-# Parameters that only wire T5X's objects together.
-_PLUMBING = {
-  "MODEL", "MODEL_DIR", "OPTIMIZER", "train.model", "train.model_dir", "train.train_dataset_cfg",
-  "train.train_eval_dataset_cfg", "train.infer_eval_dataset_cfg", "train.checkpoint_cfg", "train.partitioner",
-  "train.trainer_cls", "train.summarize_config_fn", "train.inference_evaluator_cls", "train.relative_steps",
-  "Transformer.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
-  "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.vocabulary", "EncoderDecoderModel.optimizer_def",
-  "CheckpointConfig.save",
-  "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model", "evaluate.dataset_cfg",
-  "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls", "infer.model",
-  "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
-  "Adafactor.logical_factor_rules", "Adafactor.step_offset", "Evaluator.logger_cls",
-}  # fmt: skip
 # Names with the same values on both sides.
 SIZES = (
   "T5Config.vocab_size", "T5Config.emb_dim", "T5Config.mlp_dim", "T5Config.num_heads", "T5Config.head_dim",
@@ -95,11 +78,14 @@ def translate_training(source: T5XConfiguration) -> Translation:
   _steps(source, result, start)
   if finetune and start is None and not _restores_nothing(source):
     result.set("INIT_FROM", _REQUIRED, "T5X's INITIAL_CHECKPOINT_PATH, which the file does not set")
+  elif start is not None and source.is_decoder:
+    result.set("INIT_FROM", _REQUIRED, f"T5X: {start!r}, a decoder, which from_t5x cannot read")
+    result.untranslated.append(f"the checkpoint {start!r}  (T5X's decoders cannot be read; INIT_FROM is required)")
   elif start is not None or finetune:
     result.set("INIT_FROM", start)
   _model(source, result)
   _loss(source, result)
-  rate = translate_optimizer(source, result)
+  rate = translate_optimizer(source, result) or source.get("Trainer.learning_rate_fn")
   if rate is None or str(getattr(rate, "name", "")).endswith("create_learning_rate_scheduler"):
     _learning_rate(source, result, finetune, continues=finetune or start is not None)
   else:
@@ -119,7 +105,7 @@ def untranslated_lines(source: T5XConfiguration) -> list[str]:
   lines = [f"{text}: the file was not found" for text in source.unread]
   for key, setting in source.left():
     plain = key.split("/")[-1]
-    if plain in _PLUMBING or setting.value == _REQUIRED:
+    if is_plumbing(source, plain, setting.value):
       continue
     entry = lookup(plain)
     reason = "no equivalent in t5like"
@@ -135,7 +121,7 @@ def task_modules(source: T5XConfiguration, task_is_ours: bool) -> list[str]:
   """Returns the modules that register the file's tasks; those of the `t5` package only for tasks that are not ours."""
   given = source.first("MIXTURE_OR_TASK_MODULE", "train/DatasetConfig.module", "DatasetConfig.module")
   modules = [*source.modules, *([given] if isinstance(given, str) else [])]
-  modules = [m for m in modules if m.split(".")[0] not in _PLUMBING_MODULES]
+  modules = [m for m in modules if m.split(".")[0] not in PLUMBING_MODULES]
   return [m for m in dict.fromkeys(modules) if not (task_is_ours and m.split(".")[0] == "t5")]
 
 
@@ -187,8 +173,8 @@ def _restores_nothing(source: T5XConfiguration) -> bool:
 
 
 def _start(source: T5XConfiguration) -> str | None:
-  path = source.first("INITIAL_CHECKPOINT_PATH", "RestoreCheckpointConfig.path")
-  source.get("RestoreCheckpointConfig.path")
+  path = source.get("RestoreCheckpointConfig.path") or source.get("INITIAL_CHECKPOINT_PATH")
+  source.get("INITIAL_CHECKPOINT_PATH")
   if isinstance(path, list | tuple):
     path = path[0] if path else None
   return None if _restores_nothing(source) else path
@@ -215,6 +201,9 @@ def _model(source: T5XConfiguration, result: Translation) -> None:
   if source.is_decoder:
     reads_prefix = source.get("EncoderDecoderModel.inputs_bidirectional_attention", False) is True
     result.include.insert(1, f"models/t5/architectures/{'prefix_lm' if reads_prefix else 'lm'}.gin")
+    if reads_prefix:
+      reason = "here relative positions have buckets in both directions, as in the paper's prefix LM; in T5X's in one"
+      result.untranslated.append(f"inputs_bidirectional_attention = True  ({reason})")
     if not reads_prefix and source.get("PrefixLMFeatureConverter.loss_on_targets_only", True) is False:
       result.set("train.loss_on_inputs", True)
   dropout = source.first("T5Config.dropout_rate", "DROPOUT_RATE")
@@ -301,7 +290,10 @@ def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -
   if not decoded and not measured:
     result.set("EVAL_SPLIT", "")
     return
-  task = source.get("infer_eval/DatasetConfig.mixture_or_task_name") if decoded else None
+  if decoded:
+    _decoding(source, result)
+  names = ("infer_eval/DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME")
+  task = source.first(*names) if decoded else None
   ours = (our_task(task) or task) if isinstance(task, str) else None
   if ours is not None and ours != result.values["TASK"]:
     result.set("EVAL_TASKS", [ours])
@@ -312,6 +304,25 @@ def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -
     result.set("EVAL_LOSS_BATCHES", steps)
   if isinstance(examples := source.first("Evaluator.num_examples", "EVALUATOR_NUM_EXAMPLES"), int):
     result.set("EVAL_EXAMPLES", examples)
+
+
+def _decoding(source: T5XConfiguration, result: Translation) -> None:
+  """Sets how evaluations decode: T5X's beam search, which is greedy with one beam, or its sampling."""
+  given = source.get("EncoderDecoderModel.decode_fn", "beam_search")
+  decode = getattr(given, "name", given).split(".")[-1]
+  settings = {}
+  if decode == "beam_search" and (beams := source.get("predict_batch_with_aux.num_decodes", 1)) != 1:
+    settings = {"beams": beams, "length_penalty": source.get("beam_search.alpha", 0.6)}
+  elif decode == "temperature_sample" and source.get("temperature_sample.topk", 1) != 1:
+    theirs = {"temperature": 1.0, "topk": 1, "topp": 0.0}
+    found = {name: source.get(f"temperature_sample.{name}", default) for name, default in theirs.items()}
+    names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
+    settings = {names[name]: value for name, value in found.items() if value}
+  elif decode not in ("beam_search", "temperature_sample"):
+    line = source.settings["EncoderDecoderModel.decode_fn"].source()
+    result.untranslated.append(f"{line}  (DECODING here)")
+  if settings:
+    result.set("DECODING", settings)
 
 
 def _checkpoints(source: T5XConfiguration, result: Translation) -> None:

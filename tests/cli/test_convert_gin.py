@@ -43,7 +43,7 @@ def test_fine_tuning(translated):
   assert run.loss_normalizer == 2048 * 114
   assert rate(run, 0) == rate(run, 19_999) == pytest.approx(0.001)
   assert (run.checkpoint_period, run.keep.every, run.eval_period, run.eval_loss_period) == (5000, 5000, 100, 100)
-  assert "num_decodes = 4" in done.stderr and "num_decodes = 4" in text
+  assert run.decoding == {"beams": 4, "length_penalty": 0.6} and "num_decodes" not in text
   assert "dropout 0.1" in card
 
 
@@ -286,7 +286,8 @@ def test_a_decoder_that_reads_the_inputs_in_both_directions(translated):
     "GPT", True, 0, 12,
   )  # fmt: skip
   assert config.tie_embeddings and config.scale_logits and config.gated_mlp and config.mlp_dim == 2048
-  assert not run.loss_on_inputs and "num_decodes = 8" in text and "inputs_bidirectional_attention" not in text
+  assert not run.loss_on_inputs and "num_decodes = 8" in text and "buckets in both directions" in text
+  assert run.decoding == {"temperature": 1.0, "top_k": 40}  # of T5X's model file
 
 
 def test_a_causal_decoder(translated):
@@ -316,4 +317,106 @@ seqio.PrefixLMFeatureConverter.loss_on_targets_only = False
   path.write_text(path.read_text() + "models.DecoderOnlyModel.inputs_bidirectional_attention = True\n")
   text = t5like("convert", "gin", path).stdout
   assert "architectures/prefix_lm.gin" in text and "train.loss_on_inputs = True" not in text
-  assert "# Not translated:\n#   seqio.PrefixLMFeatureConverter.loss_on_targets_only = False (train.loss_on" in text
+  assert "#   seqio.PrefixLMFeatureConverter.loss_on_targets_only = False (train.loss_on" in text
+
+
+FINE_TUNING = [
+  "include 't5x/examples/t5/t5_1_1/small.gin'", "include 't5x/configs/runs/finetune.gin'",
+  "MIXTURE_OR_TASK_NAME = 'snli'", "TRAIN_STEPS = 1000500", "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 16}",
+  "INITIAL_CHECKPOINT_PATH = '/models/checkpoint_1000000'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    "MODEL = @my_lab.models.MyModel()",
+    "models.EncoderDecoderModel.module = @my_lab.models.Net()",
+    "models.EncoderDecoderModel.module = @layers.Transformer()",  # imported below
+    "models.EncoderDecoderModel.output_vocabulary = @seqio.ByteVocabulary()",
+    "models.EncoderDecoderModel.optimizer_def = @optimizers.sgd()",
+    "trainer.Trainer.learning_rate_fn = @my_lab.models.lr()",
+    "train_script.train.trainer_cls = @my_lab.models.MyTrainer",
+    "train_script.train.train_dataset_cfg = @mine/utils.DatasetConfig()",
+    "network.Transformer.config = @my/network.T5Config()",
+    "seqio.Evaluator.logger_cls = [@seqio.PyLoggingLogger, @my_lab.models.Logger]",
+  ],
+)
+def test_objects_of_the_user_are_listed(t5like, tmp_path, line):
+  lines = ["import my_lab.models", "from my_lab import layers", *FINE_TUNING, line]
+  _, listed = commands_of(t5like, tmp_path, *lines)
+  assert line.split("@")[1].split(",")[0] in listed
+
+
+def test_objects_of_t5x_are_not_listed(t5like, tmp_path):
+  lines = ["from t5x import models", *FINE_TUNING, "import seqio",
+           "MODEL = @models.EncoderDecoderModel()", "models.EncoderDecoderModel.module = @network.Transformer()",
+           "models.EncoderDecoderModel.output_vocabulary = %VOCABULARY",
+           "trainer.Trainer.learning_rate_fn = @utils.create_learning_rate_scheduler()",
+           "train_script.train.train_dataset_cfg = @train/utils.DatasetConfig()",
+           "seqio.Evaluator.logger_cls = [@seqio.PyLoggingLogger, @seqio.JSONLogger]",
+           "network.Transformer.config = @network.T5Config()"]  # fmt: skip
+  assert "not translated: 0" in commands_of(t5like, tmp_path, *lines)[1]
+
+
+def test_an_optimizer_and_a_rate_in_the_place_of_macros(t5like, tmp_path):
+  lines = [*FINE_TUNING, "models.EncoderDecoderModel.optimizer_def = @optimizers.adamw()",
+           "optimizers.adamw.learning_rate = 0.25"]  # fmt: skip
+  words, _ = commands_of(t5like, tmp_path, *lines)
+  assert "@adamw()" in words and "FINETUNE_LEARNING_RATE = 0.25" in " ".join(words)
+  words, _ = commands_of(t5like, tmp_path, *FINE_TUNING, "trainer.Trainer.learning_rate_fn = @my.rate()")
+  assert "LEARNING_RATE = %gin.REQUIRED" in " ".join(words)
+
+
+def test_files_of_the_user_are_read_though_they_are_called_as_t5xs(t5like, tmp_path):
+  for name, text in (
+    ("my_lab/t5/t5_1_1/small.gin", "include 't5x/examples/t5/t5_1_1/base.gin'\nnetwork.T5Config.emb_dim = 96\n"),
+    ("my_lab/configs/runs/finetune.gin", "include 't5x/configs/runs/finetune.gin'\n"
+     "utils.create_learning_rate_scheduler.base_learning_rate = 3e-4\nBATCH_SIZE = 48\n"),
+  ):  # fmt: skip
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+  own = ["include 'my_lab/t5/t5_1_1/small.gin'", "include 'my_lab/configs/runs/finetune.gin'", *FINE_TUNING[2:]]
+  words, listed = commands_of(t5like, tmp_path, *own)
+  text = " ".join(words)
+  assert "include 'models/t5_1_1/base.gin' include 'runs/finetune.gin'" in text and "EMBED_DIM = 96" in text
+  assert "FINETUNE_LEARNING_RATE = 0.0003" in text and "BATCH_SIZE = 48" in text and "not translated: 0" in listed
+  _, listed = commands_of(t5like, tmp_path, "include 'other/runs/finetune.gin'", "TRAIN_STEPS = 5",
+                          "include 't5x/contrib/moe/configs/runs/finetune.gin'")  # fmt: skip
+  assert "include 'other/runs/finetune.gin'" in listed and "contrib/moe" in listed
+
+
+def test_parameters_come_before_the_macros_that_they_replace(t5like, tmp_path):
+  words, _ = commands_of(
+    t5like,
+    tmp_path,
+    *FINE_TUNING,
+    "train/utils.DatasetConfig.mixture_or_task_name = 'glue_cola_v002'",
+    "utils.RestoreCheckpointConfig.path = '/other/checkpoint_1000100'",
+  )
+  text = " ".join(words)
+  assert "INIT_FROM = '/other/checkpoint_1000100'" in text and "TRAIN_STEPS = 400" in text
+  assert "TASK = 'glue_cola'" in text and "EVAL_TASKS = ['snli']" in text
+
+
+@pytest.mark.parametrize(("lines", "decoding"), [
+  (["predict_batch_with_aux.num_decodes = 4", "decoding.beam_search.alpha = 1.0"],
+   "{'beams': 4, 'length_penalty': 1.0}"),
+  (["models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample", "decoding.temperature_sample.topk = 0",
+    "decoding.temperature_sample.temperature = 0.5", "decoding.temperature_sample.topp = 0.9"],
+   "{'temperature': 0.5, 'top_p': 0.9}"),
+  (["models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample"], None),  # T5X's top_k is 1: greedy
+])  # fmt: skip
+def test_evaluations_decode_as_in_t5x(t5like, tmp_path, lines, decoding):
+  words, listed = commands_of(t5like, tmp_path, *FINE_TUNING, *lines)
+  assert "not translated: 0" in listed
+  assert (f"DECODING = {decoding}" in " ".join(words)) if decoding else ("DECODING" not in words)
+
+
+def test_a_checkpoint_of_a_decoder_cannot_be_read(t5like, tmp_path):
+  decoder = "include 't5x/examples/decoder_only/models/base.gin'"
+  words, listed = commands_of(t5like, tmp_path, decoder, "include 't5x/configs/runs/eval.gin'",
+                              "CHECKPOINT_PATH = '/x/checkpoint_10'")  # fmt: skip
+  assert "/x/checkpoint_10" in listed and "from_t5x" not in words and "--top_k=40" in words
+  words, listed = commands_of(t5like, tmp_path, decoder, *FINE_TUNING[1:])
+  assert "INIT_FROM = %gin.REQUIRED" in " ".join(words) and "/models/checkpoint_1000000" in listed
