@@ -96,6 +96,15 @@ def _too_long(length: int, most: int, positions: int | None, reserved: int) -> s
   return f"too long: {length:,} tokens ({limit})"
 
 
+def check_answers(model: Model) -> None:
+  """Raises UserError for a model that was trained to answer in another vocabulary than its own."""
+  if tasks := model.source.own_targets:
+    raise UserError(
+      f"the targets of task {tasks[0]!r}, on which this model was trained, have their own vocabulary, not the model's",
+      try_=f"t5like eval --task={tasks[0]}, which writes its answers to predictions/",
+    )
+
+
 class Generation:
   """Generates a continuation of each row, or an answer to it."""
 
@@ -107,6 +116,7 @@ class Generation:
         f"{model.kind} is an encoder and cannot generate text",
         try_="--fill_mask, or --embed (in Python: fill_mask, embed)",
       )
+    check_answers(model)
     self._model, self.limits = model, limits
     self._generator = model.runner(Generator, model.vocabulary.eos_id, 0, model.special.start)
     self.set_decoding(settings, stops)
@@ -186,6 +196,7 @@ class Ranking:
     """`score_inputs`: score the rows themselves, after an empty prompt."""
     if model.module.batch_layout == "encoder":
       raise UserError(f"{model.kind} is an encoder and cannot compute the likelihood of a text")
+    check_answers(model)
     self._model, self.limits = model, limits
     self._target_field, self._given, self._field = target_field, list(candidates), candidates_field
     self._per_token, self._score_inputs = per_token, score_inputs

@@ -29,7 +29,7 @@ from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.integrity import CHECKSUMS
-from t5like.training.records.model_dir import CONFIG
+from t5like.training.records.model_dir import CONFIG, DATA_SETTINGS, OWN_TARGETS
 from t5like.vocabularies import SPELLED
 
 HUB = "hf://"
@@ -63,6 +63,10 @@ class Source(Protocol):
   @property
   def decoding(self) -> Mapping[str, Any]:
     """Fields of DecodeSettings with which the model generates by default."""
+
+  @property
+  def own_targets(self) -> Sequence[str]:
+    """The tasks that it was trained on, if their targets have a vocabulary of their own, which is not the model's."""
 
   def steps(self) -> list[int]:
     """Returns the steps of all existing checkpoints."""
@@ -110,6 +114,14 @@ class RunDirectory:
   @property
   def decoding(self) -> Mapping[str, Any]:
     return self.experiment.decoding
+
+  @property
+  def own_targets(self) -> Sequence[str]:
+    try:
+      found = storage.read_json(self.folder / DATA_SETTINGS).get(OWN_TARGETS, ())
+    except (OSError, ValueError, AttributeError):
+      return ()  # of a conversion, or an earlier version
+    return [str(task) for task in found] if isinstance(found, list) else ()
 
   def steps(self) -> list[int]:
     return checkpoint_steps(self.folder)
@@ -217,6 +229,7 @@ class ForeignFiles:
   vocabulary: str | None = None
   mesh: MeshAxes = MeshAxes()
   decoding: ClassVar[Mapping[str, Any]] = {}
+  own_targets: ClassVar[Sequence[str]] = ()
   title: ClassVar[str]
 
   def steps(self) -> list[int]:

@@ -116,6 +116,7 @@ class PreparedRun:
   teacher: Teacher | None = None  # that the model of the experiment imitates
   stream_reason: str = ""  # why a task streams that was not asked to
   expected: Sequence[tuple[str, float, int | None]] = ()  # task, share and size, before a dry run has a token cache
+  own_targets: Sequence[str] = ()  # the run's tasks, if the targets of all have their own vocabulary
 
   @functools.cached_property
   def card(self) -> RunCard:
@@ -221,9 +222,11 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
   shares = flops_shares(experiment.model, plan, without_teacher(spec.shapes.params), batch)
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
+  known = members or evaluated
+  own_targets = [member.task for member in known if member.cache.manifest.get("targets_vocabulary")]
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
-    fingerprint, start, saved, teacher, stream_reason, expected,
+    fingerprint, start, saved, teacher, stream_reason, expected, own_targets if len(own_targets) == len(known) else (),
   )  # fmt: skip
 
 

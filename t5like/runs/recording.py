@@ -21,8 +21,6 @@ from t5like.runs.preparing import PreparedRun
 from t5like.training.records import model_dir as directory
 from t5like.vocabularies import copy_vocabulary
 
-DATA_SETTINGS = "data_settings.json"
-
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Returns the newest training row."""
@@ -35,10 +33,11 @@ def record_run(run: PreparedRun) -> None:
   if jax.process_index() == 0:
     experiment, folder = run.experiment, run.model_dir
     settings = data_settings(experiment) | _distillation_settings(run)
-    for line in changed_data(settings, folder / DATA_SETTINGS, run):
+    for line in changed_data(settings, folder / directory.DATA_SETTINGS, run):
       say(line)
+    settings |= {directory.OWN_TARGETS: list(run.own_targets)} if run.own_targets else {}
     directory.write_text(folder / directory.CONFIG, config_text(experiment))  # first: it makes the folder a run's
-    directory.write_text(folder / DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
+    directory.write_text(folder / directory.DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
     directory.write_text(folder / directory.RUN_CARD, card_text(run))
     directory.write_text(folder / directory.RUN_CARD_DATA, run.card.as_json())
     copy_vocabulary(experiment.vocabulary, run.vocabulary, folder)

@@ -16,10 +16,10 @@ from t5like.inference.converting import ExportSettings, export_model
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
 from t5like.runs.planned_work import planned_work
-from t5like.runs.recording import DATA_SETTINGS
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.records.metrics import read_metrics
+from t5like.training.records.model_dir import DATA_SETTINGS
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -13,6 +13,8 @@ CONFIG = "config.gin"
 CHECKPOINTS = "checkpoints"
 RUN_CARD = "run_card.txt"
 RUN_CARD_DATA = "run_card.json"
+DATA_SETTINGS = "data_settings.json"
+OWN_TARGETS = "own_targets"  # in DATA_SETTINGS: the run's tasks, if the targets of all have their own vocabulary
 SUPERVISOR = "supervisor"  # .jsonl: the supervisor's decisions
 
 

@@ -100,6 +100,11 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   assert "targets of task 'spelled' have their own vocabulary" in refused and "--rank" in refused
   refused = t5like("infer", "--model=run", *command[2:], "--output=out.jsonl", status=2).stderr
   assert "t5like eval --task=spelled" in refused
+  with open("in.txt", "w") as file:
+    file.write("a b\n")
+  for more in ([], ["--candidates=ok,no"]):
+    refused = t5like("infer", "--model=run", "--input=in.txt", "--output=out.jsonl", *more, status=2).stderr
+    assert "have their own vocabulary, not the model's" in refused and "t5like eval --task=spelled" in refused
 
 
 def test_the_preview_shows_each_feature_with_its_own_vocabulary(t5like, folder):
