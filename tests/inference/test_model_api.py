@@ -135,8 +135,9 @@ def test_conversions_keep_decoding_settings_and_all_ends(folders, tmp_path):
   for kept in ("imported", "tuned", "merged", "merged_hf", "saved", "exported"):
     again = load(tmp_path / kept)
     assert again.decoding == model.decoding and again.generate(text) == expected, kept
-  used = load(folder, adapters={"tuned": tmp_path / "tuned"}).use("tuned")
-  assert used.generate(text) == expected
+  base = load(folder, adapters={"tuned": tmp_path / "tuned"})
+  used = base.use("tuned")
+  assert used.generate(text) == expected and used.use(None) is base.use(None) is base
   for kept in ("merged_hf", "exported"):
     assert json.loads((tmp_path / kept / "generation_config.json").read_text())["eos_token_id"] == ends
   assert (tmp_path / "merged_hf/chat_template.jinja").is_file()

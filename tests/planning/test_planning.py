@@ -115,6 +115,14 @@ def test_grouped_heads_a_window_and_projected_tokens_by_hand():
   assert total == 3 * forward_flops(config(**sizes), 2, 0, 5)
 
 
+def test_a_tensor_axis_splits_grouped_heads():
+  sizes = dict(num_encoder_layers=0, positions="none", embed_dim=32, head_dim=8)
+  whole = GPT(config(**sizes, num_heads=4, num_kv_heads=2, mlp_dim=32, vocab_size=96))
+  half = GPT(config(**sizes, num_heads=2, num_kv_heads=1, mlp_dim=16, vocab_size=48))
+  batch = blank("decoder", Lengths(0, 0, 16), 2, packed=False, shifted=False)
+  assert count_activations(whole, batch, 2, platform="cpu") == count_activations(half, batch, platform="cpu")
+
+
 def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_table():
   settings = config(
     num_encoder_layers=2, num_decoder_layers=0, positions="disentangled", relative_buckets=8, relative_max_distance=8,

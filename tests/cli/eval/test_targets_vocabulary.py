@@ -102,7 +102,7 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   assert "t5like eval --task=spelled" in refused
   with open("in.txt", "w") as file:
     file.write("a b\n")
-  for more in ([], ["--candidates=ok,no"]):
+  for more in ([], ["--candidates=in.txt"]):
     refused = t5like("infer", "--model=run", "--input=in.txt", "--output=out.jsonl", *more, status=2).stderr
     assert "have their own vocabulary, not the model's" in refused and "t5like eval --task=spelled" in refused
 
