@@ -9,6 +9,7 @@ import pytest
 from t5like import parallel, planning
 from t5like.models import GPT
 from t5like.models.config import TransformerConfig
+from t5like.planning.forecast import step_parts
 from t5like.planning.operations import DeviceShare, layer_operations
 from t5like.planning.plan_text import days, render_plan
 from t5like.planning.search import _machines, least_batch_size, meshes, with_batch_size
@@ -64,6 +65,18 @@ def test_eight_percent_of_a_device_are_kept_free():
   for share, fits in ((0.91, True), (0.93, False)):
     used = planning.MemoryEstimate(share * capacity, 0, 0, 0, 0, 0, "at the loss")
     assert dataclasses.replace(found, memory=used).fits == fits
+
+
+def test_microbatches_accumulate_gradients():
+  def optimizer(microbatches):
+    given = dataclasses.replace(work(rows=12, steps=1), microbatches=microbatches)
+    params = jax.eval_shape(given.model.init, jax.random.key(0), given.batch)["params"]
+    given = dataclasses.replace(given, state=planning.State(params, {}))
+    operations, _ = step_parts(given, parse_topology("h100"), parallel.MeshAxes())
+    return sum(o.count * o.bytes for o in operations if o.part == "optimizer")
+
+  size = optimizer(1) / 8  # gradients and parameters are read and written eight times, without an optimizer's state
+  assert optimizer(4) == size * (8 + 4 * 3)
 
 
 def test_a_plan_counts_the_tokens_of_all_steps():
