@@ -19,10 +19,9 @@ _PLUMBING = {
   "train.trainer_cls", "train.summarize_config_fn", "train.inference_evaluator_cls", "train.relative_steps",
   "Transformer.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
   "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.vocabulary", "EncoderDecoderModel.optimizer_def",
-  "CheckpointConfig.save",
-  "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model", "evaluate.dataset_cfg",
-  "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls", "infer.model",
-  "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
+  "CheckpointConfig.save", "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model",
+  "evaluate.dataset_cfg", "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls",
+  "infer.model", "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
   "Adafactor.logical_factor_rules", "Adafactor.step_offset", "Evaluator.logger_cls",
 }  # fmt: skip
 # T5X's objects, and the scopes of its run files.
@@ -30,7 +29,7 @@ _OBJECTS = {
   "EncoderDecoderModel", "DecoderOnlyModel", "Transformer", "DecoderWrapper", "T5Config", "TransformerConfig",
   "DatasetConfig", "CheckpointConfig", "SaveCheckpointConfig", "RestoreCheckpointConfig", "PjitPartitioner",
   "ModelBasedPjitPartitioner", "Trainer", "Evaluator", "Adafactor", "SentencePieceVocabulary", "summarize_gin_config",
-  "create_learning_rate_scheduler", "standard_logical_axis_rules", "standard_logical_factor_rules", "HParamMap",
+  "create_learning_rate_scheduler", "standard_logical_axis_rules", "standard_logical_factor_rules",
   "PyLoggingLogger", "TensorBoardLogger", "JSONLogger",
 }  # fmt: skip
 _SCOPES = {"", "train", "train_eval", "infer_eval"}
@@ -48,6 +47,7 @@ def _is_t5xs(source: T5XConfiguration, value: Any) -> bool:
   if not isinstance(value, ConfigurableReference):
     return True
   scope = value.source.lstrip("@").rpartition("/")[0]
-  first, *_, last = [value.name.split(".")[0], *value.name.split(".")]
-  module = source.imported.get(first, "t5x")
-  return scope in _SCOPES and last in _OBJECTS and module.split(".")[0] in PLUMBING_MODULES
+  parts = value.name.split(".")
+  modules = {module.split(".")[0]: module for module in source.modules} | source.imported
+  module = modules.get(parts[0], parts[0] if len(parts) > 2 else "t5x")  # utils.DatasetConfig may need no import
+  return scope in _SCOPES and parts[-1] in _OBJECTS and module.split(".")[0] in PLUMBING_MODULES

@@ -313,12 +313,12 @@ def _decoding(source: T5XConfiguration, result: Translation) -> None:
   settings = {}
   if decode == "beam_search" and (beams := source.get("predict_batch_with_aux.num_decodes", 1)) != 1:
     settings = {"beams": beams, "length_penalty": source.get("beam_search.alpha", 0.6)}
-  elif decode == "temperature_sample" and source.get("temperature_sample.topk", 1) != 1:
-    theirs = {"temperature": 1.0, "topk": 1, "topp": 0.0}
-    found = {name: source.get(f"temperature_sample.{name}", default) for name, default in theirs.items()}
-    names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
-    settings = {names[name]: value for name, value in found.items() if value}
-  elif decode not in ("beam_search", "temperature_sample"):
+  elif decode == "temperature_sample":
+    names = (("temperature", "temperature", 1.0), ("top_k", "topk", 1), ("top_p", "topp", 0.0))  # with T5X's defaults
+    found = {ours: source.get(f"temperature_sample.{theirs}", default) for ours, theirs, default in names}
+    if found["top_k"] != 1 and found["temperature"]:  # otherwise it is greedy
+      settings = {name: value for name, value in found.items() if value}
+  elif decode != "beam_search":
     line = source.settings["EncoderDecoderModel.decode_fn"].source()
     result.untranslated.append(f"{line}  (DECODING here)")
   if settings:

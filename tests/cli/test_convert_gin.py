@@ -333,6 +333,8 @@ FINE_TUNING = [
     "MODEL = @my_lab.models.MyModel()",
     "models.EncoderDecoderModel.module = @my_lab.models.Net()",
     "models.EncoderDecoderModel.module = @layers.Transformer()",  # imported below
+    "models.EncoderDecoderModel.module = @my_lab.models.Transformer()",
+    "models.EncoderDecoderModel.module = @their_lab.models.Transformer()",
     "models.EncoderDecoderModel.output_vocabulary = @seqio.ByteVocabulary()",
     "models.EncoderDecoderModel.optimizer_def = @optimizers.sgd()",
     "trainer.Trainer.learning_rate_fn = @my_lab.models.lr()",
@@ -406,6 +408,8 @@ def test_parameters_come_before_the_macros_that_they_replace(t5like, tmp_path):
     "decoding.temperature_sample.temperature = 0.5", "decoding.temperature_sample.topp = 0.9"],
    "{'temperature': 0.5, 'top_p': 0.9}"),
   (["models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample"], None),  # T5X's top_k is 1: greedy
+  (["models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample", "decoding.temperature_sample.topk = 40",
+    "decoding.temperature_sample.temperature = 0.0"], None),
 ])  # fmt: skip
 def test_evaluations_decode_as_in_t5x(t5like, tmp_path, lines, decoding):
   words, listed = commands_of(t5like, tmp_path, *FINE_TUNING, *lines)
