@@ -86,10 +86,9 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   if isinstance(lengths, dict):
     options["--inputs_length" if kind == "eval" else "--max_inputs"] = lengths.get("inputs")
     options["--max_length"] = lengths.get("targets")
-  beams = source.get("predict_batch_with_aux.num_decodes")
-  options["--beams"] = None if beams == 1 else beams
+  options |= _decoding(source)
   options["--examples"] = source.get("Evaluator.num_examples")
-  options |= _decoding(source) | _output(source, kind)
+  options |= _output(source, kind)
   if scores := kind == "infer" and source.get("infer.mode", "predict") == "score":  # generates nothing
     options = {name: value for name, value in options.items() if name not in _DECODING_OPTIONS}
   words = [f"{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
@@ -109,12 +108,14 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
 
 
 def _decoding(source: T5XConfiguration) -> dict[str, Any]:
-  """Returns the options of sampling; 0 means no limit there."""
+  """Returns the options of sampling, where 0 means no limit, or of beam search."""
   names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
   found = {f"--{ours}": source.get(f"temperature_sample.{theirs}") or None for theirs, ours in names.items()}
-  if any(found.values()):
+  if any(found.values()):  # its num_decodes are samples, of which T5X keeps the likeliest
     source.get("EncoderDecoderModel.decode_fn")
-  return found | {"--length_penalty": source.get("beam_search.alpha")}
+    return found
+  beams = source.get("predict_batch_with_aux.num_decodes", 1)
+  return {} if beams == 1 else {"--beams": beams, "--length_penalty": source.get("beam_search.alpha")}
 
 
 def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:

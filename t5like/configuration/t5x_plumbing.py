@@ -17,12 +17,13 @@ _PLUMBING = {
   "MODEL", "MODEL_DIR", "OPTIMIZER", "train.model", "train.model_dir", "train.train_dataset_cfg",
   "train.train_eval_dataset_cfg", "train.infer_eval_dataset_cfg", "train.checkpoint_cfg", "train.partitioner",
   "train.trainer_cls", "train.summarize_config_fn", "train.inference_evaluator_cls", "train.relative_steps",
-  "Transformer.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
+  "Transformer.config", "DecoderWrapper.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
   "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.vocabulary", "EncoderDecoderModel.optimizer_def",
   "CheckpointConfig.save", "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model",
-  "evaluate.dataset_cfg", "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls",
-  "infer.model", "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
-  "Adafactor.logical_factor_rules", "Adafactor.step_offset", "Evaluator.logger_cls",
+  "evaluate.dataset_cfg", "evaluate.partitioner", "evaluate.restore_checkpoint_cfg",
+  "evaluate.inference_evaluator_cls", "infer.model", "infer.dataset_cfg", "infer.partitioner",
+  "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode", "Adafactor.logical_factor_rules",
+  "Adafactor.step_offset", "Evaluator.logger_cls",
 }  # fmt: skip
 # T5X's objects, and the scopes of its run files.
 _OBJECTS = {

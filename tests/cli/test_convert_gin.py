@@ -357,7 +357,8 @@ def test_objects_of_t5x_are_not_listed(t5like, tmp_path):
            "trainer.Trainer.learning_rate_fn = @utils.create_learning_rate_scheduler()",
            "train_script.train.train_dataset_cfg = @train/utils.DatasetConfig()",
            "seqio.Evaluator.logger_cls = [@seqio.PyLoggingLogger, @seqio.JSONLogger]",
-           "network.Transformer.config = @network.T5Config()"]  # fmt: skip
+           "network.Transformer.config = @network.T5Config()",
+           "network.DecoderWrapper.config = @network.TransformerConfig()"]  # fmt: skip
   assert "not translated: 0" in commands_of(t5like, tmp_path, *lines)[1]
 
 
@@ -422,5 +423,10 @@ def test_a_checkpoint_of_a_decoder_cannot_be_read(t5like, tmp_path):
   words, listed = commands_of(t5like, tmp_path, decoder, "include 't5x/configs/runs/eval.gin'",
                               "CHECKPOINT_PATH = '/x/checkpoint_10'")  # fmt: skip
   assert "/x/checkpoint_10" in listed and "from_t5x" not in words and "--top_k=40" in words
+  evaluated = ["include 't5x/configs/runs/eval.gin'", "predict_batch_with_aux.num_decodes = 4"]
+  words, listed = commands_of(t5like, tmp_path, decoder, *evaluated)
+  assert "--beams=4" not in words and "num_decodes = 4" in listed
+  words, _ = commands_of(t5like, tmp_path, FINE_TUNING[0], *evaluated, "decoding.beam_search.alpha = 1.0")
+  assert {"--beams=4", "--length_penalty=1.0"} <= set(words)
   words, listed = commands_of(t5like, tmp_path, decoder, *FINE_TUNING[1:])
   assert "INIT_FROM = %gin.REQUIRED" in " ".join(words) and "/models/checkpoint_1000000" in listed
