@@ -113,4 +113,4 @@ def train_run(args: argparse.Namespace) -> int:
     say(f"{config}\n{prepared.card}")
     return 0
   result = training.train(experiment, signals=parallel.stop_signals(), goodput=goodput, end_process=os._exit)
-  return 0 if result.signal is None else 128 + result.signal
+  return 128 + result.signal if result.stopped == "interrupted" else 0

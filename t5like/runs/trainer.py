@@ -65,6 +65,7 @@ class TrainingResult:
   metrics   training metrics: means over the steps since the previous row
   scores    scores of the last evaluation by full name, such as eval/snli/accuracy
   stopped   "finished", "early" (EARLY_STOPPING) or "interrupted", by `signal` or by another host
+  signal    that came; in the last evaluation, which is not interrupted, it is for what follows the run
   """
 
   model_dir: Path
@@ -390,7 +391,8 @@ class Trainer:
 
   def report(self, step: int) -> TrainingResult:
     """Prints and returns the result of the run."""
-    steps, run, number = self._experiment.steps, self._run, None
+    steps, run = self._experiment.steps, self._run
+    number = self._interruption.signal if jax.process_count() == 1 else None  # others may not have received it
     interrupted = step < steps and not self._stopped_early
     self._record_goodput(step, "interrupted" if interrupted else "finished")
     rows = read_metrics(run.model_dir)

@@ -84,7 +84,7 @@ def train(
       say(str(prepared.card))
     result = trainer.run()
   if signals is None and result.signal is not None:
-    raise KeyboardInterrupt(f"stopped and saved at step {result.step}")
+    raise KeyboardInterrupt(f"stopped and saved at step {result.step}")  # also if it finished: nothing else may start
   return result
 
 

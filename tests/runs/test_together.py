@@ -1,5 +1,6 @@
 """Runs of one shape in one program: each leaves what it leaves when trained alone."""
 
+import dataclasses
 import signal
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from t5like.errors import UserError
 from t5like.experiments.reading import read_experiment
@@ -15,6 +17,7 @@ from t5like.training.checkpoints import checkpoint_steps, load_parameters
 from t5like.training.guards.run_lock import sole_trainer
 from t5like.training.records.goodput import FILE, read_attempts
 from t5like.training.records.metrics import read_metrics
+from t5like.training.step import train_step
 
 pytestmark = pytest.mark.usefixtures("one_device")
 # With dropout, to check that each run draws its own.
@@ -132,3 +135,23 @@ def test_a_signal_ends_all_runs_of_a_group_that_is_trained_alone(pretrain, tmp_p
     first, *others = train_together(runs, signals=[signal.SIGUSR1])
   assert first.signal == signal.SIGUSR1 and checkpoint_steps(tmp_path / "a")
   assert others == [None, None] and not (tmp_path / "b").exists()
+
+
+def test_a_signal_in_the_last_step_does_not_start_another_run(pretrain, tmp_path):
+  """The run is finished; what would follow it is not started."""
+
+  def interrupt():
+    signal.raise_signal(signal.SIGUSR1)
+    return np.float32(1.0)
+
+  def step(*arguments):
+    state, metrics = train_step(*arguments)
+    return state, metrics | {"interrupted": io_callback(interrupt, jax.ShapeDtypeStruct((), np.float32))}
+
+  runs = [
+    experiment(pretrain, tmp_path / name, "mass_style", TRAIN_STEPS=steps) for name, steps in (("a", 1), ("b", 2))
+  ]
+  runs = [dataclasses.replace(run, step=step) for run in runs]
+  first, other = train_together(runs, signals=[signal.SIGUSR1])
+  assert (first.stopped, first.step, first.signal, other) == ("finished", 1, signal.SIGUSR1, None)
+  assert checkpoint_steps(tmp_path / "a") == [1] and not (tmp_path / "b").exists()
