@@ -24,6 +24,9 @@ _OPTIONAL = {
   "cnn_dailymail": {"publisher": "", "id": ""},
 }
 
+# How original files start, next to which others may be: those of MultiNLI next to SNLI's.
+_ORIGINAL = {"snli": "snli_1.0_"}
+
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 TEXT_ENDINGS = (".txt", ".text")
 _OTHER_ENDINGS = (".parquet", ".arrow", ".feather", ".zst", ".lz4", ".br", ".7z", ".tar", ".tgz", ".tfrecord", ".pdf")
@@ -74,15 +77,13 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
 
 
 def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> list[OriginalFile]:
-  """Returns the files directly in the folder, or those in a subfolder named after the data set.
-
-  Other data sets may be in the same folder: files named after this one, if there are any, are all of it.
-  """
+  """Returns the files directly in the folder, or those in a subfolder named after the data set."""
   for place in (folder.root, folder.root / dataset.title, folder.root / dataset.name, folder.root / "text"):
     if place.is_dir():
       found = [f for f in Folder(place).all_files() if f.name.endswith(endings)]
       if found:
-        return [f for f in found if dataset.name in f.name.lower()] or found
+        original = [f for f in found if f.name.startswith(_ORIGINAL.get(dataset.name, "\0"))]
+        return original or found
   return []
 
 
