@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--from", dest="report_from", metavar="FILE.json", action="append",
     help="exported sweep to report; repeat it for its parts; "
-    "mini, midi, midi_squad_3500, midi_24000, midi_tables_9_to_11, midi_bert5, midi_bart1: ours",
+    "mini, midi, midi_squad_3500, midi_24000, midi_tables_9_to_11, midi_bert5, midi_bert5_256, midi_bart1: ours",
   )  # fmt: skip
   group.add_argument("--output", metavar="DIR", help="output directory (default: SWEEP_DIR/report)")
   group.add_argument("--export", metavar="FILE.json", help="write the results into one small file, to keep or commit")

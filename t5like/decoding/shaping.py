@@ -73,7 +73,7 @@ def filter_logits(logits: jax.Array, top_k: int = 0, top_p: float = 1.0, min_p: 
   vocab = logits.shape[1]
   threshold = jnp.full((logits.shape[0], 1), FORBIDDEN, logits.dtype)
   if 0 < top_k < vocab or top_p < 1.0:
-    ranked, _ = jax.lax.top_k(logits, min(top_k or vocab, vocab))  # [rows, k], descending
+    ranked, _ = largest(logits, min(top_k or vocab, vocab))  # [rows, k], descending
     threshold = ranked[:, -1:]
     if top_p < 1.0:
       probabilities = jax.nn.softmax(ranked, axis=1)

@@ -47,6 +47,24 @@ def test_berts_table_5_is_complete_and_the_readme_has_its_rows():
   assert {f"{x:.2f}" for x in losses["bert/bert_mlm"]} <= {"2.84", "2.85", "2.86"} and "reach 2.85" in section
 
 
+def test_berts_table_5_with_256_rows_is_reported_as_it_came_out():
+  measured = read_export("midi_bert5_256")
+  assert {(r.recipe, r.seed) for r in measured.results} == {(recipe, 0) for recipe in TABLES["bert5"].recipes}
+  compared = compare(measured)
+  assert readme_table(compared) in ABLATIONS_README
+  assert {conclusion.verdict for conclusion in check_conclusions(compared)} == {"undecided"}
+  section = ABLATIONS_README.split("### With 256 rows per batch")[1].split("\n## ")[0]
+  base, masked, left_to_right = (
+    next(r for r in measured.results if r.recipe == recipe) for recipe in TABLES["bert5"].recipes
+  )
+  for run, heldout in ((base, None), (masked, 2.95), (left_to_right, 6.13)):
+    assert f"{run.curve[-1][1]:.2f}" in section
+    assert heldout is None or (round(run.validation_loss, 2) == heldout and f"{heldout}" in section)
+  rte, sst2 = "glue_rte_classification", "glue_sst2_classification"
+  assert round(base.tasks[rte]["accuracy"] - masked.tasks[rte]["accuracy"], 1) == 6.9 and "by 6.9 points" in section
+  assert round(masked.tasks[sst2]["accuracy"] - base.tasks[sst2]["accuracy"], 1) == 2.1 and "SST-2 by 2.1" in section
+
+
 def test_barts_table_1_is_complete_and_the_readme_has_its_rows():
   measured = read_export("midi_bart1")
   runs = {(result.recipe, result.seed) for result in measured.results}
@@ -171,13 +189,17 @@ def test_the_scale_has_not_changed(name):
     assert result.cost["pretraining"].tokens == (0 if RECIPES[result.recipe].finetuning else tokens)
 
 
-@pytest.mark.parametrize(
-  "name", ["mini", "midi", "midi_squad_3500", "midi_24000", "midi_tables_9_to_11", "midi_bert5", "midi_bart1"]
-)
-def test_a_file_is_small_and_contains_no_paths(name):
-  text = (REPOSITORY / f"t5like/ablations/measured/{name}.json").read_text()
+MEASURED = sorted((REPOSITORY / "t5like/ablations/measured").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", MEASURED, ids=lambda file: file.stem)
+def test_a_file_is_small_contains_no_paths_and_is_offered(file, capsys):
+  text = file.read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
   assert len(text) < 200_000
+  with pytest.raises(SystemExit):
+    main(["ablate", "--help"])
+  assert file.stem in re.split(r"[\s,:]+", capsys.readouterr().out)
 
 
 @pytest.mark.slow
