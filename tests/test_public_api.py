@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from jax.experimental import io_callback
 
 import t5like
 from t5like.errors import UserError, command_line
+from t5like.experiments.reading import load_experiment
 from t5like.experiments.writing import config_text
 from t5like.models import T5, TransformerConfig
 from t5like.objectives import Lengths, Pairs, Ragged, catalogue
@@ -68,6 +70,21 @@ def test_every_public_name_has_a_docstring():
     assert getattr(t5like, name).__doc__, name
   with pytest.raises(AttributeError, match="no attribute 'trian'"):
     t5like.trian  # noqa: B018
+
+
+def test_threads_read_their_own_experiments(tmp_path):
+  def read(number):
+    files = ["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
+    experiment = t5like.read_experiment(files, MODEL_DIR=str(tmp_path / str(number)), SEED=number)
+    folder = Path(experiment.model_dir)
+    folder.mkdir()
+    (folder / "config.gin").write_text(config_text(experiment))
+    loaded = load_experiment(folder)
+    return [(each.seed, each.model_dir) for each in (experiment, loaded)]
+
+  with ThreadPoolExecutor(4) as threads:
+    found = list(threads.map(read, range(12)))
+  assert found == [[(number, str(tmp_path / str(number)))] * 2 for number in range(12)]
 
 
 @pytest.mark.usefixtures("one_device")

@@ -64,6 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   add_languages(parser)
   parser.add_argument("--base", metavar="DIR", help="the base of a run with a method such as LoRA, if it has moved")
   parser.add_argument("--cache_dir", help="folder of token caches (default: ~/.cache/t5like)")
+  parser.add_argument(
+    "--files", action="append", default=[], metavar="SPLIT=FILES", help="own rows of the task, as in t5like cache"
+  )
   add_task_modules(parser)
   _add_checkpoints(parser)
   _add_metrics(parser)
@@ -132,6 +135,7 @@ def _tasks(args: argparse.Namespace) -> int:
   from t5like.evaluation.following import wait_for_model
   from t5like.evaluation.leaderboards import Submission
   from t5like.evaluation.settings import EvaluationSettings
+  from t5like.experiments.corpus_files import from_options
   from t5like.training.guards.interruption import Interruption
 
   submission = Submission(args.submit, args.squad_file) if args.submit else None
@@ -142,6 +146,7 @@ def _tasks(args: argparse.Namespace) -> int:
     batch_size=args.batch_size,
     task_modules=tuple(task_modules(args)),
     cache_dir=args.cache_dir,
+    files=from_options(args.files),
     **{name: getattr(args, name) for name in fields},
   )
   interruption = Interruption(parallel.stop_signals())
@@ -325,6 +330,8 @@ def _check(args: argparse.Namespace) -> None:
       raise UserError(f"--{name} requires {needs}", try_=f"{needs} --{name}={getattr(args, name)}")
   if loss and (args.rank or args.shots is not None or args.prompt or args.submit):
     raise UserError("--loss uses no prompts", expected="no --rank, --shots, --prompt or --submit")
+  if args.files and (loss or args.submit or args.compare):
+    raise UserError("--files are labeled rows of one task", expected="no --loss, --submit or --compare")
   if loss and args.embed:
     raise UserError("--loss and --embed are mutually exclusive", expected="one of them")
   if args.submit and (args.follow or args.steps):

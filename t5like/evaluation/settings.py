@@ -10,6 +10,7 @@ from typing import Any
 
 from t5like.decoding.options import OPTIONS
 from t5like.errors import InvalidSetting, UserError, nearest
+from t5like.experiments.corpus_files import are_corpus_files, are_several
 
 RANKINGS = ("sum", "mean")
 
@@ -37,8 +38,12 @@ class EvaluationSettings:
   batch_size: int | None = None  # None: the run's, or 32
   task_modules: tuple[str, ...] = ()  # the user's modules with tasks and metrics
   cache_dir: str | None = None  # None: ~/.cache/t5like
+  # Files by split of the user's own rows, which become the task; {}: a registered task, or the run's own rows.
+  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
+    if not are_corpus_files(self.files) or are_several(self.files):
+      raise InvalidSetting(f"files={self.files!r} is invalid", expected="files by split: {'validation': 'new.jsonl'}")
     check_numbers(self, at_least_0=("examples", "shots"), at_least_1=("inputs_length", "batch_size"))
     if self.rank not in (None, *RANKINGS):
       raise InvalidSetting(

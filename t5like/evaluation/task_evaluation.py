@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from t5like.evaluation.following import NEVER, Stopped, agreed_step
 from t5like.evaluation.scoring import Evaluation, check_functions, predictions_path
 from t5like.evaluation.settings import EvaluationSettings, description
 from t5like.evaluation.task_caches import TaskCaches
+from t5like.experiments.examples import save_examples
 from t5like.experiments.seqio_process import modules_for
 from t5like.files import storage
 from t5like.inference import Model
@@ -35,7 +36,9 @@ class TaskEvaluation:
   def __init__(self, model: Model, tasks: Sequence[str], settings: EvaluationSettings, without_metrics: bool = False):
     """Opens the tasks and builds missing token caches. `without_metrics` also accepts tasks with withheld targets."""
     self.settings = settings
-    caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length)
+    if settings.files and len(tasks) != 1:
+      raise UserError(f"files are those of one task, not of {len(tasks)}", tasks=", ".join(tasks))
+    caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length, settings.files)
     self._evaluator = make_evaluator(EvaluatedModel.of_loaded(model), settings, caches.open_task)
     opened = {task: cache for name in tasks for task, cache in caches.open(name, settings.split).items()}
     if not without_metrics:
@@ -110,6 +113,7 @@ def evaluate(
   split: str = "validation",
   examples: int = 0,
   *,
+  rows: Iterable[Mapping[str, Any]] | None = None,
   step: int | None = None,
   out: str | Path | None = None,
   **settings: Any,
@@ -118,9 +122,11 @@ def evaluate(
 
   Args:
     model: a loaded model.
-    task: a registered task or mixture; its token cache is built if it is missing.
+    task: a registered task or mixture; its token cache is built if it is missing. With `rows`, any name with the end
+      of their form, such as `films_classification`.
     split: the split to evaluate.
     examples: only the first N of each task; 0: all.
+    rows: your own labeled rows, as in `save_examples`: a list of dicts or a DataFrame.
     step: the checkpoint of a run; None: the newest.
     out: a folder for the answers; None: they are not written.
     **settings: other fields of EvaluationSettings (`rank="sum"`, `shots=5`) and of DecodeSettings (`beams=4`).
@@ -131,6 +137,9 @@ def evaluate(
   if not isinstance(model, Model):
     raise UserError(f"not a model: {model!r}", expected="t5like.load(folder)")
   modules = modules_for([task], settings.pop("task_modules", model.modules))
+  if rows is not None:
+    folder = storage.as_path(settings.get("cache_dir") or storage.DEFAULT_ROOT)
+    settings |= {"files": {split: save_examples(rows, f"{folder}/examples")}}
   given = EvaluationSettings.of(split=split, examples=examples, task_modules=tuple(modules), **settings)
   with model.sharding():
     tasks = TaskEvaluation(model, [task], given)

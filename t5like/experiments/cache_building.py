@@ -24,7 +24,8 @@ from t5like.data.cache_builder import (
   shard_name,
 )
 from t5like.errors import UserError
-from t5like.experiments.corpus_files import CorpusFiles, are_several, member_files
+from t5like.experiments import cache_folders
+from t5like.experiments.corpus_files import ROW_FORMS, CorpusFiles, are_several, member_files
 from t5like.files import data_card
 from t5like.files.data_card import OriginCounter
 from t5like.files.source_files import same_identities
@@ -44,10 +45,7 @@ if TYPE_CHECKING:
   import seqio
 
 _LOG_EVERY = 2.0  # seconds between progress lines in a log
-_FORMS = {  # of rows in files of the user's own
-  "_embedding": register_texts, "_text_to_text": register_text_to_text, "_classification": register_classification,
-  "_tagging": register_tags,
-}  # fmt: skip
+_FORMS = dict(zip(ROW_FORMS, (register_texts, register_text_to_text, register_classification, register_tags), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,8 +203,16 @@ class TaskCacheBuilder:
     return self._tokens_job(task, folder, kind.why)
 
   def _folder(self, name: str) -> Path:
-    settings = self._settings
-    return data.cache_folder(settings.root, name, settings.split, settings.vocabulary, self._vocabulary.fingerprint)
+    settings, files = self._settings, self._settings.files
+    if are_several(files) and name != settings.task:
+      files = self._members[name]
+    plain = data.cache_folder(settings.root, name, settings.split, settings.vocabulary, self._vocabulary.fingerprint)
+    return cache_folders.of_files(plain, name, files) if files else plain
+
+  @functools.cached_property
+  def _members(self) -> dict[str, dict[str, str]]:
+    """The files of each task in a mixture of several corpora."""
+    return member_files(self._settings.task, self._settings.files)
 
   def _record(self, tasks: Sequence[seqio.Task], kind: str, why: str = "") -> data.TaskRecord:
     code: dict[str, str] = {}

@@ -15,6 +15,8 @@ from t5like.errors import UserError
 from t5like.files import storage
 
 CorpusFiles = Mapping[str, str] | Mapping[str, Mapping[str, str]]
+# Ends of the names of tasks whose files are labeled rows; those of others are a corpus.
+ROW_FORMS = ("_embedding", "_text_to_text", "_classification", "_tagging")
 EXPECTED = "files by split, such as {'train': 'news/*.jsonl.gz'}, or a dict of those by name for several corpora"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 

@@ -11,7 +11,7 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 
-# Fields that tasks read: every row must have those of the first row.
+# Fields that tasks read: all rows must have the same.
 _FIELDS = (
   "inputs", "targets", "text", "text_pair", "label", "tokens", "tags", "anchor", "positive", "negative", "query",
   "document", "sentence1", "sentence2", "score",
@@ -34,12 +34,15 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
   records = getattr(rows, to_records)(*_TABLES[to_records]) if to_records else rows
   if isinstance(records, str | Mapping) or not isinstance(records, Iterable):
     raise UserError(f"not rows: {type(rows).__name__}", expected="a list of dicts, or a DataFrame")
-  lines, fields = [], []
+  lines, first = [], frozenset()
   for number, row in enumerate(records):
     lines.append(_line(number, row))
-    fields = fields or [name for name in _FIELDS if name in row]
-    if (missing := next((name for name in fields if row.get(name) is None), None)) is not None:
-      raise UserError(f"row {number} has no {missing}", row=repr(dict(row))[:200])
+    fields = {name for name in _FIELDS if row.get(name) is not None}
+    first = first or fields | {name for name in _FIELDS if name in row}
+    if different := sorted(fields ^ first):
+      lacking, other = (number, 0) if different[0] in first else (0, number)
+      because = f"row {other} has it" if other != lacking else ""
+      raise UserError(f"row {lacking} has no {different[0]}", because=because, row=repr(dict(row))[:200])
   if not lines:
     raise UserError("there are no rows")
   text = b"".join(lines)
@@ -51,16 +54,35 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
 
 
 def _line(number: int, row: Any) -> bytes:
+  """Returns a row as a JSON line, without values of other fields than those of tasks that JSON cannot express."""
   if not isinstance(row, Mapping):
     raise UserError(f"row {number} is not a dict: {row!r}")
   try:
-    return (json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=_plain) + "\n").encode()
-  except (TypeError, ValueError) as error:  # such as nan, which pandas has for a missing value, or half a character
-    raise UserError(f"row {number} cannot be written as JSON: {error}", row=repr(dict(row))[:200]) from None
+    return _json(row)
+  except (TypeError, ValueError):  # such as nan, which pandas has for a missing value, or half a character
+    return _json({name: value for name, value in row.items() if _is_json(number, name, value)})
+
+
+def _is_json(number: int, name: Any, value: Any) -> bool:
+  try:
+    return bool(_json({name: value}))
+  except (TypeError, ValueError) as error:
+    if name not in _FIELDS:
+      return False
+    missing = isinstance(value, float) and value != value
+    raise UserError(
+      f"row {number} has no {name}: nan" if missing else f"row {number}: invalid {name}: {value!r:.100}",
+      because="" if missing else error,
+      try_=f"table.dropna(subset=[{name!r}])" if missing else "",
+    ) from None
+
+
+def _json(row: Mapping[str, Any]) -> bytes:
+  return (json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=_plain) + "\n").encode()
 
 
 def _plain(value: Any) -> Any:
-  """Returns numpy's numbers and strings as Python's."""
-  if hasattr(value, "item") and not getattr(value, "shape", ()):
-    return value.item()
+  """Returns numbers, strings and arrays of numpy as Python's."""
+  if hasattr(value, "tolist"):
+    return value.tolist()
   raise TypeError(f"{type(value).__name__} {value!r}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,21 @@ _CONFIGURABLES = (
 )
 
 
+_GIN = threading.RLock()  # gin has one configuration per process
+
+
+def _in_turn(function: Callable) -> Callable:
+  """Lets one thread at a time call functions that read gin files: a server may load a model in each."""
+
+  @functools.wraps(function)
+  def locked(*args: Any, **kwargs: Any) -> Any:
+    with _GIN:
+      return function(*args, **kwargs)
+
+  return locked
+
+
+@_in_turn
 def register_configurables() -> None:
   from absl import logging
 
@@ -57,6 +74,7 @@ def build_experiment() -> Experiment:
   return experiment
 
 
+@_in_turn
 def read_experiment(
   files: str | Sequence[str],
   overrides: Sequence[tuple[str, str]] = (),
@@ -120,6 +138,7 @@ def is_literal(value: Any) -> bool:
     return False
 
 
+@_in_turn
 def read_configurable(
   name: str, files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
 ) -> Any:
@@ -139,6 +158,7 @@ def read_model(
   return read_experiment(files, [*(pair for pair in unused if pair[0] not in given), *overrides], search_paths)
 
 
+@_in_turn
 def load_experiment(model_dir: Path, modules: Sequence[str] = ()) -> Experiment:
   """Loads the experiment from a model directory's config.gin.
 

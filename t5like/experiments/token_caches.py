@@ -16,6 +16,7 @@ from pathlib import Path
 
 from t5like import data
 from t5like.errors import ERROR_FILE, UserError
+from t5like.experiments import cache_folders
 from t5like.experiments.corpus_files import CorpusFiles, are_several, as_options, member_files
 from t5like.experiments.seqio_process import modules_for
 from t5like.files.child_processes import bound_environment
@@ -59,6 +60,7 @@ class TokenCaches:
     lengths: Mapping[str, int] | None = None,
     evaluation: bool = False,
     pool: Callable[[Path, int, int], int] = lambda folder, size, caches: 0,
+    recorded_files: Mapping[str, CorpusFiles] | None = None,
   ):
     """Sets up caches, without opening any.
 
@@ -73,15 +75,23 @@ class TokenCaches:
       evaluation: cache tasks with random preprocessors, sampled once; in training such tasks are streamed.
       pool: returns the bytes of a pool of a corpus that is to be read in place, given its folder, its size, and the
         number of caches in its mixture.
+      recorded_files: files that a model directory names, by task, to tell which of several data sets of that name is
+        meant; they are not read.
     """
     self._root, self._name, self._vocabulary, self._hint, self._pool = root, name, vocabulary, hint, pool
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
     self._built: set[tuple[str, str]] = set()  # tasks and splits built by this object, which are up to date
     self._task_modules, self._corpus_files = list(task_modules), corpus_files or {}
+    self._recorded_files = recorded_files or {}
     self._members: dict[str, dict[str, dict[str, str]]] = {}  # the files of the tasks of a mixture of corpora
 
   def folder(self, task: str, split: str) -> Path:
-    return data.cache_folder(self._root, task, split, self._name, self._vocabulary.fingerprint)
+    plain = data.cache_folder(self._root, task, split, self._name, self._vocabulary.fingerprint)
+    if files := self._files_of(task):
+      return cache_folders.of_files(plain, task, files)
+    if recorded := self._recorded_files.get(task):
+      return cache_folders.as_recorded(plain, task, recorded)
+    return cache_folders.by_name(plain)
 
   def command(self, task: str, split: str, force: bool = False) -> list[str]:
     return cache_command(

@@ -41,6 +41,8 @@ class Row:
 
 def listed(texts: str | Sequence[str]) -> list[str]:
   """Returns one text or several as a list."""
+  if hasattr(texts, "columns"):  # iterating over a table yields the names of its columns
+    raise UserError(f"not a text: a {type(texts).__name__}", expected="one of its columns, such as table['text']")
   if not isinstance(texts, Iterable) or isinstance(texts, Mapping | bytes):
     raise UserError(f"not a text: {texts!r}", expected="a string, or a list of strings")
   found = [texts] if isinstance(texts, str) else list(texts)

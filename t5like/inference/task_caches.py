@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.token_caches import TokenCaches
@@ -25,16 +25,27 @@ def default_lengths(experiment: Experiment | None, positions: int | None) -> tup
 
 
 def task_caches(
-  model: Model, cache_dir: str | None = None, modules: Sequence[str] = (), inputs_length: int | None = None
+  model: Model,
+  cache_dir: str | None = None,
+  modules: Sequence[str] = (),
+  inputs_length: int | None = None,
+  files: Mapping[str, str] | None = None,
 ) -> TokenCaches:
-  """Returns the token caches in a folder. Caches, modules and files named by a model directory are not used."""
+  """Returns the token caches in a folder, of own `files` by split if they are given.
+
+  Caches, modules and files that a model directory names are not used, but tell which of several data sets of one name
+  is meant.
+  """
   inputs, targets = default_lengths(model.experiment, model.positions)
+  run = model.experiment if model.has_training_config else None
   return TokenCaches(
     cache_dir or DEFAULT_ROOT,
     model.vocabulary_name,
     model.vocabulary,
     modules,
+    files,
     hint=model.source.task_hint(cache_dir),
     lengths={"inputs": inputs_length or inputs, "targets": targets},
     evaluation=True,
+    recorded_files={run.task: run.corpus_files} if run else None,
   )

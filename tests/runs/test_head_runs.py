@@ -137,6 +137,13 @@ OWN_ROWS = {
 }
 
 
+SCORES_OF_OWN = {
+  "rated_classification": ["pearson_corrcoef", "spearman_corrcoef", "mean_squared_error"],
+  "marked_classification": ["f1_micro", "f1_macro", "exact_match"],
+  "towns_tagging": ["precision", "recall", "f1", "token_accuracy"],
+}
+
+
 @pytest.mark.parametrize("task", OWN_ROWS)
 def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_path):
   """Without a validation split, evaluations can be left out."""
@@ -153,7 +160,14 @@ def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_pat
   model = t5like.load(trained(settings, "bert", task, **own, eval_split="").model_dir)
   hint = model.source.task_hint(own["cache_dir"])
   assert f"t5like cache {task} --files=train={files['train']} --vocabulary=" in hint and "--lengths=inputs=" in hint
+  new = t5like.evaluate(model, f"new_{task}", rows=OWN_ROWS[task][:1] * 3, cache_dir=own["cache_dir"])  # numbered as in training
+  assert len(new.rows) == 3 and set(new.scores) >= set(SCORES_OF_OWN[task])
+  assert len(t5like.evaluate(model, task, "train", cache_dir=own["cache_dir"]).rows) == 16  # the run's, not the new ones
+  if task == "marked_classification":
+    with pytest.raises(UserError, match="label of the training split"):
+      t5like.evaluate(model, f"odd_{task}", rows=[{"text": "good", "label": ["new"]}], cache_dir=own["cache_dir"])
   if task == "rated_classification":
+    assert new.scores["mean_squared_error"] < 1 and [row["target"] for row in new.rows] == [4.5] * 3
     assert model.classify("good") > model.classify("bad") + 1
   elif task == "marked_classification":
     good, bad = (model.classify(text).probabilities["praise"] for text in ("good", "bad"))

@@ -26,7 +26,8 @@ from t5like.tasks.preprocessors import text_to_text
 from t5like.tasks.registry import default_features, register_task
 from t5like.tasks.sources import check_unicode
 
-_TEXTS, _LABEL, _SUFFIX = ("text", "text_pair"), "label", "_classification"
+_PAIR, _LABEL, _SUFFIX = "text_pair", "label", "_classification"
+_TEXTS = ("text", _PAIR)
 _MOST_CLASSES = 1000
 _LARGEST = 3e38  # float32
 _BETWEEN = "\x1f"  # ASCII's unit separator, between the texts of a list
@@ -98,6 +99,8 @@ class LabeledColumns(ColumnFiles):
     return super()._read(path).map(split)
 
   def _values(self, file: OriginalFile, number: int, record: Mapping[str, Any]) -> list[str]:
+    if record.get(_PAIR) is not None and _PAIR not in self.columns:
+      raise file.malformed(number, f"no {_PAIR}, like the first row of the training split", record)
     found = {name: column.parts(record.get(name)) for name, column in self.columns.items()}
     for name, column in self.columns.items():
       if found[name] is None:

@@ -154,15 +154,20 @@ def test_rows_in_memory_become_a_file(tmp_path):
   assert frame != path
   assert {t5like.save_examples(table, str(tmp_path / "new")) for table in (PolarsFrame(), ArrowTable())} == {frame}
   assert len(list((tmp_path / "new").iterdir())) == 2
+  cells = {"tokens": np.array(["a", "b"]), "tags": np.array([0, 1]), "when": np.datetime64("nat"), "size": float("nan")}
+  path = t5like.save_examples([cells | {"id": np.int8(3), "what": {1}}], str(tmp_path / "new"))
+  assert json.loads(open(path).read()) == {"tokens": ["a", "b"], "tags": [0, 1], "when": None, "id": 3}
 
 
 @pytest.mark.parametrize(
   "rows, message",
   [
     ([], "no rows"), ("text", "not rows"), ({"text": "a"}, "not rows"), (5, "not rows"), (["a"], "row 0 is not a dict"),
-    ([{"text": "a"}, {"text": float("nan")}], "row 1 cannot be written"), ([{"text": {1}}], "row 0 cannot be written"),
-    ([{"text": "\ud800"}], "row 0 cannot be written"), ([{"text": "a", "label": 1}, {"text": "b"}], "row 1 has no"),
-    ([{"inputs": None, "targets": "b", "other": None}], "row 0 has no inputs"),
+    ([{"text": "a"}, {"text": float("nan")}], "row 1 has no text: nan\n  try  table.dropna(subset=['text'])"),
+    ([{"text": {1}}], "row 0: invalid text: {1}"), ([{"text": "\ud800"}], "row 0: invalid text: '\\ud800'"),
+    ([{"text": "a", "label": 1}, {"text": "b"}], "row 1 has no label\n  because  row 0 has it"),
+    ([{"text": "a"}, {"text": "b", "text_pair": "c"}], "row 0 has no text_pair\n  because  row 1 has it"),
+    ([{"inputs": None, "targets": "b", "other": None}], "row 0 has no inputs\n  row"),
   ],
 )  # fmt: skip
 def test_what_is_no_row_is_refused(tmp_path, rows, message):
