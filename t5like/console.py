@@ -8,19 +8,21 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from typing import TextIO
 
+from t5like.errors import for_caller
+
 _COLORS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35"}
 
 
 def say(text: str) -> None:
   """Prints a line, on the first host only."""
   if text and _is_first_host():
-    print(text, flush=True)
+    print(for_caller(text), flush=True)
 
 
 def warn(text: str) -> None:
   """Prints a line to stderr, on the first host only; stdout may carry the result of a command."""
   if _is_first_host():
-    print(text, file=sys.stderr, flush=True)
+    print(for_caller(text), file=sys.stderr, flush=True)
 
 
 def _is_first_host() -> bool:

@@ -51,10 +51,14 @@ class UserError(Exception):
       first, *rest = text.split("\n")
       rows.append(f"  {label:<{width}}  {first}")
       rows.extend(f"  {'':<{width}}  {line}" for line in rest)
-    text = "\n".join(rows)
-    return text if _commands else _OPTION.sub(_as_in_python, text)
+    return for_caller("\n".join(rows))
 
   __str__ = render
+
+
+def for_caller(text: str) -> str:
+  """Returns a message in which settings are named as in the user's Python, unless a command is running."""
+  return text if _commands else _OPTION.sub(_as_in_python, text)
 
 
 # A dict may hold others. A plain value ends before punctuation of the sentence around it.

@@ -24,6 +24,7 @@ from t5like.experiments.reading import load_experiment
 from t5like.experiments.writing import config_text
 from t5like.models import T5, TransformerConfig
 from t5like.objectives import Lengths, Pairs, Ragged, catalogue
+from t5like.training.checkpoints import CheckpointRetention
 from t5like.training.step import train_step
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -70,6 +71,47 @@ def test_every_public_name_has_a_docstring():
     assert getattr(t5like, name).__doc__, name
   with pytest.raises(AttributeError, match="no attribute 'trian'"):
     t5like.trian  # noqa: B018
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda e, m: t5like.train(e, init="runs/full"), "not initial parameters: 'runs/full'"),
+    (lambda e, m: t5like.train(e, signals="SIGTERM"), "not signals: 'SIGTERM'"),
+    (lambda e, m: t5like.plan(e, 8), "not a machine: 8"),
+    (lambda e, m: t5like.evaluate(m, ["snli"]), "not the name of a task"),
+    (lambda e, m: t5like.evaluate(m, "snli", examples="10"), "examples='10' is invalid"),
+    (lambda e, m: t5like.evaluate(m, "snli", files={"train": 3}), "files={'train': 3} is invalid"),
+    (lambda e, m: t5like.load(m.folder, adapters="formal"), "not adapters: 'formal'"),
+    (lambda e, m: m.score(Table(), "b"), "not a text: a Table"),
+    (lambda e, m: t5like.register_objective(3, e.objective), "invalid objective name: 3"),
+    (lambda e, m: t5like.register_objective("mine", object()), "not an objective: <object"),
+    (lambda e, m: t5like.save_examples([{"text": "a"}], folder=None), "invalid folder: None"),
+  ],
+)
+def test_wrong_arguments_are_named_before_anything_starts(call, message, settings, small_folder):
+  with pytest.raises(UserError, match=re.escape(message)):
+    call(t5like.Experiment(**settings), t5like.load(small_folder))
+  assert not Path(settings["model_dir"]).exists()
+
+
+class Table:
+  columns = ("text", "label")
+
+  def __iter__(self):
+    return iter(self.columns)
+
+
+@pytest.fixture(scope="module")
+def small_folder(tmp_path_factory, token_caches):
+  """The directory of a trained model."""
+  folder = tmp_path_factory.mktemp("small") / "run"
+  experiment = t5like.Experiment(
+    str(folder), model=T5(TransformerConfig(**SMALL)), vocabulary="tiny", task="novels_span_corruption",
+    lengths={"inputs": 16}, batch_size=8, steps=1, optimizer=t5like.optimizers.adafactor(1e-2),
+    cache_dir=str(token_caches),
+  )  # fmt: skip
+  return t5like.train(experiment).model_dir
 
 
 def test_threads_read_their_own_experiments(tmp_path):
@@ -208,9 +250,13 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   params = nn.unbox(jax.jit(model.init)(jax.random.key(3), batch))["params"]
   hook = t5like.Hook(every=1, action=lambda state: seen.append(int(state.step)))
-  result = t5like.train(t5like.Experiment(**settings), init=params, step=still_step, hooks=[hook])
+  result = t5like.train(t5like.Experiment(**settings, step=still_step), init=params, hooks=[hook])
   assert calls and seen == [1, 2] and result.metrics["stillness"] == 1.0
   jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
+  read = t5like.read_experiment([str(result.model_dir / "config.gin")], **{"train.steps": 3})
+  with pytest.raises(UserError, match="was built in Python, with .*still_step"):
+    t5like.train(read)
+  assert t5like.train(dataclasses.replace(read, step=still_step)).step == 3
 
 
 def test_a_custom_step_without_metrics_is_an_error_before_the_first_step(settings):
@@ -251,6 +297,21 @@ def remove_row(file: Path, kind: str) -> str:
   (row,) = [line for line in lines if f'"{kind}"' in line]
   file.write_text("".join(f"{line}\n" for line in lines if line != row))
   return row
+
+
+def test_a_finished_run_returns_its_scores_and_its_best_checkpoint_again(settings):
+  keep = CheckpointRetention(metric="eval_loss/snli/accuracy", higher_is_better=False)
+  more = EVALUATED | {"task": "snli", "eval_loss_period": 1, "steps": 3, "keep": keep, "log_period": 100}
+  experiment = t5like.Experiment(**settings | more)
+  first, again = t5like.train(experiment), t5like.train(experiment)
+  assert first.scores == again.scores and {"eval/snli/accuracy", "eval_loss/snli/loss"} <= set(first.scores)
+  rows = [json.loads(line) for line in (first.model_dir / "metrics.jsonl").read_text().splitlines()]
+  found = {row["step"]: row["accuracy"] for row in rows if row["kind"] == "eval_loss/snli"}
+  model = t5like.load(first.model_dir)
+  assert first.best_step == again.best_step == model.best_step == min(found, key=lambda step: (found[step], step))
+  assert model.at(model.best_step).step() == model.best_step
+  plain = t5like.Experiment(**settings | {"model_dir": f"{settings['model_dir']}_2", "steps": 1})
+  assert t5like.train(plain).best_step is None
 
 
 def test_the_last_evaluation_of_a_killed_run_is_made_up_for(settings):
@@ -298,7 +359,8 @@ def test_a_step_named_in_gin(tmp_path, monkeypatch, run_command, small_model, to
     textwrap.dedent(
       """
       import gin
-      from t5like.training.step import train_step
+      from t5like.training.checkpoints import CheckpointRetention
+from t5like.training.step import train_step
 
       @gin.configurable
       def twice(model, optimizer, settings, state, batch, factor=2.0):

@@ -95,6 +95,10 @@ def _activate(statements: Sequence[Statement]) -> None:
 _MISSING = re.compile(r"(\w+)(?:\.__init__)?\(\) missing \d+ required (?:positional|keyword-only) arguments?: (.*)")
 
 
+class NotConfigured(UserError):
+  """A configurable lacks parameters that nothing sets."""
+
+
 def build(name: str) -> object:
   """Calls the configurable `name` with its configured parameters."""
   target = registered()[name]
@@ -105,7 +109,7 @@ def build(name: str) -> object:
     if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in bound
   ]
   if missing:
-    raise UserError(
+    raise NotConfigured(
       f"{name!r} is not configured: {', '.join(missing)} missing",
       try_="--gin_file=runs/pretrain.gin, or another file in gin/runs",
     )

@@ -45,7 +45,7 @@ class Evaluation:
 
   scores: dict[str, float]
   majority: dict[str, float]  # scores of always answering with the most common target
-  rows: list[dict[str, Any]]  # inputs, prediction and target per example
+  rows: list[dict[str, Any]] = dataclasses.field(repr=False)  # inputs, prediction and target per example
   majority_answer: str = ""
   metrics: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # functions, as in token caches
   others: dict[str, str] = dataclasses.field(default_factory=dict)  # non-numeric values of metrics

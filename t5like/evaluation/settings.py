@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -123,8 +124,8 @@ def check_numbers(settings: object, at_least_0: tuple[str, ...] = (), at_least_1
   for least, names in ((0, at_least_0), (1, at_least_1)):
     for name in names:
       value = getattr(settings, name)
-      if value is not None and value < least:
-        raise InvalidSetting(f"{name}={value} is invalid", expected=f"at least {least}")
+      if value is not None and (not isinstance(value, numbers.Integral) or value < least):
+        raise InvalidSetting(f"{name}={value!r} is invalid", expected=f"a whole number from {least}")
 
 
 def description(identity: Identity) -> str:

@@ -13,7 +13,7 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.inference import Model
 from t5like.inference.rows import read_rows
-from t5like.inference.task_caches import task_caches
+from t5like.inference.task_caches import recorded_files, task_caches
 from t5like.models.heads import WithHead
 
 
@@ -32,6 +32,7 @@ class TaskCaches:
     self._files = with_classes(model, files, cache_dir or DEFAULT_ROOT) if files else {}
     self._caches = task_caches(model, cache_dir, task_modules, inputs_length, self._files)
     self._modules, self._hint = task_modules, model.source.task_hint(cache_dir)
+    self._recorded = recorded_files(model)
 
   def open(self, name: str, split: str) -> dict[str, data.TokenCache]:
     """Returns the caches of a task, or of all tasks of a mixture, by task name."""
@@ -48,6 +49,13 @@ class TaskCaches:
 
   def _members(self, name: str, split: str) -> list[str]:
     """Returns all tasks of a mixture: training may use only some of them, evaluation uses all."""
+    own = self._recorded.get(name)
+    if own and not self._caches.folder(name, split).is_dir():
+      raise UserError(
+        f"task {name!r} has no token cache of split {split!r}: it is rows of the run's own",
+        files=", ".join(f"{known}={pattern}" for known, pattern in own.items()),
+        try_=f"--files={split}=FILE, in Python rows=...",
+      )
     try:
       return seqio_process.members(name, split, self._modules)
     except UserError as error:

@@ -136,6 +136,8 @@ def evaluate(
   """
   if not isinstance(model, Model):
     raise UserError(f"not a model: {model!r}", expected="t5like.load(folder)")
+  if not isinstance(task, str):
+    raise UserError(f"not the name of a task: {task!r:.100}", try_='evaluate(model, "my_classification", rows=...)')
   modules = modules_for([task], settings.pop("task_modules", model.modules))
   if rows is not None:
     folder = storage.as_path(settings.get("cache_dir") or storage.DEFAULT_ROOT)

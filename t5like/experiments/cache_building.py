@@ -36,6 +36,7 @@ from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.caching.row_origins import count_origins
 from t5like.tasks.encoders.embeddings import register_texts
+from t5like.tasks.encoders.own_questions import register_questions
 from t5like.tasks.encoders.own_rows import register_classification, register_tags, register_text_to_text
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
   import seqio
 
 _LOG_EVERY = 2.0  # seconds between progress lines in a log
-_FORMS = dict(zip(ROW_FORMS, (register_texts, register_text_to_text, register_classification, register_tags), strict=True))
+_REGISTER = register_texts, register_text_to_text, register_classification, register_tags, register_questions
+_FORMS = dict(zip(ROW_FORMS, _REGISTER, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

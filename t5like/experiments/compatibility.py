@@ -9,6 +9,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.sharding import Mesh
 
 from t5like import data, parallel
 from t5like.errors import UserError
@@ -122,6 +123,21 @@ def check_splits(config: TransformerConfig | RecurrentConfig, mesh: jax.sharding
         [{"data": -1, axis: math.gcd(width, size)}],
         mesh=parallel.describe_mesh(mesh),
       )
+
+
+def fitting_mesh(
+  given: parallel.MeshAxes | None, own: parallel.MeshAxes, config: TransformerConfig
+) -> tuple[Mesh, str | None]:
+  """Builds the requested mesh; else the run's own if it fits these devices, else plain data parallelism."""
+  axes = own if given is None else given
+  try:
+    mesh = parallel.make_mesh(axes)
+    check_splits(config, mesh)
+    return mesh, axes.preset
+  except UserError:
+    if given is not None:
+      raise
+  return parallel.make_mesh(parallel.MeshAxes()), None
 
 
 def check_output_layer(model: nn.Module) -> None:

@@ -26,9 +26,20 @@ def share_of(number: int, share: float) -> int:
   return max(round(number * share), 1)
 
 
-def eval_metric(task: str, metric: str, eval_tasks: Sequence[str] = (), split: str = "validation") -> str:
-  """Returns the full name of a score, eval/TASK/METRIC, of the first of `eval_tasks` if any; "" without a split."""
-  return split and f"eval/{eval_tasks[0] if eval_tasks else task}/{metric}"
+# By the end of a task's name.
+_USUAL_METRICS = {"_classification": "accuracy", "_text_to_text": "accuracy", "_tagging": "f1", "_spans": "f1"}
+
+
+def eval_metric(task: str, metric: str = "", eval_tasks: Sequence[str] = (), split: str = "validation") -> str:
+  """Returns the full name of a score, eval/TASK/METRIC, of the first of `eval_tasks` if any; "" without a split.
+
+  Without a metric, it is the usual one of the task's form.
+  """
+  task = eval_tasks[0] if eval_tasks else task
+  metric = metric or next((usual for end, usual in _USUAL_METRICS.items() if task.endswith(end)), "")
+  if split and not metric:
+    raise UserError(f"no metric for task {task!r}", try_="--gin.METRIC=..., one of those that the task computes")
+  return split and f"eval/{task}/{metric}"
 
 
 for _function in (steps_of_epochs, share_of, eval_metric):

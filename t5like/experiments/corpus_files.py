@@ -16,7 +16,7 @@ from t5like.files import storage
 
 CorpusFiles = Mapping[str, str] | Mapping[str, Mapping[str, str]]
 # Ends of the names of tasks whose files are labeled rows; those of others are a corpus.
-ROW_FORMS = ("_embedding", "_text_to_text", "_classification", "_tagging")
+ROW_FORMS = ("_embedding", "_text_to_text", "_classification", "_tagging", "_spans")
 EXPECTED = "files by split, such as {'train': 'news/*.jsonl.gz'}, or a dict of those by name for several corpora"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.source_files import training_split
 from t5like.files.storage import DEFAULT_ROOT
 
 # Fields that tasks read: all rows must have the same.
 _FIELDS = (
   "inputs", "targets", "text", "text_pair", "label", "tokens", "tags", "anchor", "positive", "negative", "query",
-  "document", "sentence1", "sentence2", "score",
+  "document", "sentence1", "sentence2", "score", "question", "context", "answers",
 )  # fmt: skip
 # Methods of tables that return dicts, and their arguments: of polars, pyarrow and pandas.
 _TABLES = {"to_dicts": (), "to_pylist": (), "to_dict": ("records",)}
@@ -26,10 +29,12 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
   Args:
     rows: dicts, a table of pandas, polars or pyarrow, or anything that yields dicts, such as a Hugging Face data set.
       For a task `NAME_text_to_text` with inputs and targets; `NAME_classification`: text, optionally text_pair, and
-      label; `NAME_tagging`: tokens and tags; `NAME_embedding`: anchor and positive, optionally negative; any other
-      name is a corpus with text.
+      label; `NAME_tagging`: tokens and tags; `NAME_spans`: question, context and answers, as in SQuAD;
+      `NAME_embedding`: anchor and positive, optionally negative; any other name is a corpus with text.
     folder: where to write the file.
   """
+  if not isinstance(folder, str | os.PathLike):
+    raise UserError(f"invalid folder: {folder!r}", expected="a path")
   to_records = next((name for name in _TABLES if hasattr(rows, "columns") and hasattr(rows, name)), None)
   records = getattr(rows, to_records)(*_TABLES[to_records]) if to_records else rows
   if isinstance(records, str | Mapping) or not isinstance(records, Iterable):
@@ -51,6 +56,20 @@ def save_examples(rows: Iterable[Mapping[str, Any]], folder: str = f"{DEFAULT_RO
     with storage.write_errors("the rows", file=path, try_="folder=..., another folder"):
       storage.write_atomic(path, text)
   return str(path)
+
+
+def count_rows(files: Any) -> int | None:
+  """Returns the number of JSON lines for training in CORPUS_FILES; None if they are not here, or not JSON lines."""
+  pattern = files.get(training_split(files)) if isinstance(files, Mapping) and files else None
+  paths = storage.matching(pattern) if isinstance(pattern, str) and not storage.is_remote(pattern) else []
+  count = 0
+  for path in paths:
+    name = path.removesuffix(".gz")
+    if not name.endswith((".jsonl", ".json", ".ndjson")):
+      return None
+    with (open if name == path else gzip.open)(path, "rb") as lines:
+      count += sum(1 for line in lines if line.strip())
+  return count or None
 
 
 def _line(number: int, row: Any) -> bytes:

@@ -367,7 +367,8 @@ class Experiment:
       ("early_stopping", EarlyStopping, "EARLY_STOPPING"),
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
-        raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @{example}()")
+        named = "; in Python t5like.optimizers.adafactor(0.01)" if kind is Optimizer else ""
+        raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @{example}(){named}")
     if not isinstance(self.trainable, Trainable):
       raise _invalid("trainable", self.trainable, "what trains, with parentheses, as in @HeadOnly()")
     if not isinstance(self.layer_rates, LayerRates | None):
@@ -409,8 +410,14 @@ def python_only(what: str) -> Any:
   )
 
 
+def python_function(what: str) -> Callable[..., Any]:
+  """A placeholder for a function that gin cannot name, such as a train step: a model is loaded without calling it."""
+  return lambda *arguments, **named: python_only(what)
+
+
 gin.external_configurable(Experiment, "train")
 gin.external_configurable(python_only)
+gin.external_configurable(python_function)
 
 
 def check_experiment(given: Any) -> None:

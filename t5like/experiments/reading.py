@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.experiments.examples import count_rows
 
 if TYPE_CHECKING:  # help and the supervisor must not wait for jax
   from t5like.experiments.experiment import Experiment
@@ -61,8 +62,24 @@ def load_files(
   from t5like import configuration
 
   register_configurables()
+  overrides = [*overrides, *_counted_examples(files, overrides, search_paths)]
   configuration.load(files, overrides, search_paths)
   return configuration.resolved_config()
+
+
+def _counted_examples(
+  files: Sequence[str], overrides: Sequence[tuple[str, str]], search_paths: Sequence[str]
+) -> list[tuple[str, str]]:
+  """Returns EXAMPLES, the number of own rows for training, if the files need it and nothing sets it."""
+  from t5like import configuration
+
+  given = {name for name, _ in overrides}
+  if "CORPUS_FILES" not in given or "EXAMPLES" in given:
+    return []
+  needed = configuration.read_parameters("steps_of_epochs", files, overrides, search_paths).get("examples")
+  corpus_files = configuration.read_parameters("train", files, overrides, search_paths).get("corpus_files")
+  count = count_rows(corpus_files) if isinstance(needed, configuration.MacroReference) else None
+  return [("EXAMPLES", str(count))] if count else []
 
 
 def build_experiment() -> Experiment:
@@ -175,4 +192,7 @@ def load_experiment(model_dir: Path, modules: Sequence[str] = ()) -> Experiment:
     )
   register_configurables()
   configuration.load_data(config, modules)
-  return build_experiment()
+  try:
+    return build_experiment()
+  except configuration.NotConfigured as error:
+    raise UserError("the configuration of a model directory is incomplete", file=config, because=error.what) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,11 @@ def _named_objective(task: str, objective: Objective) -> dict[str, str]:
 
 
 class _Writer:
-  """Collects bindings. Objects that gin cannot build become calls of `python_only`, which raises."""
+  """Collects bindings.
+
+  Objects that gin cannot build become calls of `python_only`, which raises, and functions those of
+  `python_function`, which raises when it is called.
+  """
 
   def __init__(self):
     self.lines: list[str] = []
@@ -84,7 +89,8 @@ class _Writer:
       return self.bind(self._names[type(value)], _arguments(value))
     if self.knows(value):
       return f"@{self._names[value]}"
-    return self.bind("python_only", {"what": _qualified_name(value)})
+    placeholder = "python_function" if inspect.isroutine(value) else "python_only"
+    return self.bind(placeholder, {"what": _qualified_name(value)})
 
 
 def _arguments(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from t5like.console import warn
 from t5like.decoding.options import decode_settings, with_defaults, without_own_end
 from t5like.errors import UserError, nearest
 from t5like.experiments.characters import with_characters
-from t5like.experiments.compatibility import check_splits, model_fingerprint
+from t5like.experiments.compatibility import fitting_mesh, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import check_languages, languages_of_files, special_tokens, task_languages
 from t5like.inference.converting import merged, new_folder, save_hugging_face, save_model_directory
@@ -33,7 +33,7 @@ from t5like.inference.inside.methods import InsideMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, with_rows_of
 from t5like.inference.results import Candidate, Choice, Filled, Output
-from t5like.inference.rows import candidate_lists, checked_batch_size, listed, numbered_rows
+from t5like.inference.rows import candidate_lists, checked_batch_size, like_input, listed, numbered_rows
 from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, TunedDirectory, open_source, weights_digest
 from t5like.inference.vocabulary import find_vocabulary
@@ -44,6 +44,7 @@ from t5like.models.shapes import boxed_shapes
 from t5like.models.tuning import learned_tokens
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
+from t5like.training.checkpoints import best_step
 from t5like.training.optimizers.rules import path_text
 from t5like.vocabularies import Vocabulary
 
@@ -66,7 +67,8 @@ def load(
   """Loads a model.
 
   Args:
-    path: a run directory, a checkpoint in it, a Hugging Face folder, `hf://org/name`, weights of ELMo or an AWD-LSTM.
+    path: a run directory (its newest checkpoint; for the best, see `Model.best_step`), a checkpoint in it, a Hugging
+      Face folder, `hf://org/name`, weights of ELMo or an AWD-LSTM.
     vocabulary: name or file; by default the model's own, or the one next to it.
     mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.
@@ -79,10 +81,12 @@ def load(
 
   Returns: a Model, whose parameters are read on first use.
   """
+  if not isinstance(adapters or {}, Mapping):
+    raise UserError(f"not adapters: {adapters!r}", expected='their directories by name: {"formal": "runs/formal"}')
   source = open_source(path, dtype, modules, None if base is None else str(base))
   name, found = find_vocabulary(source.folder, source.module.config, vocabulary, source.vocabulary)
   module = with_characters(source.module, found)
-  built, preset = _mesh_for(MeshAxes.of(mesh), source.mesh, module.config)
+  built, preset = fitting_mesh(MeshAxes.of(mesh), source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
     warn(f"the model was trained with another vocabulary than {vocabulary}")
   given = {name: str(folder) for name, folder in (adapters or {}).items()}
@@ -175,7 +179,7 @@ class Model(HeadMethods, InsideMethods):
     decoding, stops = decode_settings(merged, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))
     found = [[Output(**output) for output in a["outputs"]] for a in self._answers(job, texts, batch_size)]
-    return _like_input(texts, found if "n_best" in given else [outputs[0] for outputs in found])
+    return like_input(texts, found if "n_best" in given else [outputs[0] for outputs in found])
 
   def score(
     self, inputs: Texts, targets: Texts | None = None, batch_size: int = _BATCH, truncate: bool = False
@@ -190,7 +194,7 @@ class Model(HeadMethods, InsideMethods):
     fields = None if targets is None else [{_TARGET: target} for target in listed(targets)]
     target_field = None if targets is None else _TARGET
     job = Ranking(self, Limits(truncate=truncate), batch_size, target_field=target_field, score_inputs=targets is None)
-    return _like_input(inputs, [answer["score"] for answer in self._answers(job, inputs, batch_size, fields)])
+    return like_input(inputs, [answer["score"] for answer in self._answers(job, inputs, batch_size, fields)])
 
   def rank(
     self,
@@ -215,7 +219,7 @@ class Model(HeadMethods, InsideMethods):
     fields = [{_CHOICES: texts} for texts in candidate_lists(given, candidates)]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
     answers = self._answers(job, given, batch_size, fields)
-    return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
+    return like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
 
   def embed(
     self, texts: Texts, pooling: str | None = None, batch_size: int = _BATCH, truncate: bool = False,
@@ -229,7 +233,7 @@ class Model(HeadMethods, InsideMethods):
     prompt: the name of a prompt of a sentence-transformers folder, such as "query"; None: its default.
     """
     job = Embedding(self, Limits(truncate=truncate), pooling, prompt)
-    return _like_input(texts, job.all_vectors(numbered_rows(listed(texts)), checked_batch_size(batch_size)))
+    return like_input(texts, job.all_vectors(numbered_rows(listed(texts)), checked_batch_size(batch_size)))
 
   def pooled(self, pooling: str = "mean") -> Model:
     """Returns the model with an EmbeddingHead that pools its last states, for evaluation and `save_hf`."""
@@ -253,9 +257,8 @@ class Model(HeadMethods, InsideMethods):
     else:
       job = FillMask(self, limits, top)
     answers = self._answers(job, texts, batch_size)
-    return _like_input(
-      texts, [Filled(a["filled"], [[Candidate(**one) for one in mask] for mask in a["masks"]]) for a in answers]
-    )
+    filled = [Filled(a["filled"], [[Candidate(**one) for one in mask] for mask in a["masks"]]) for a in answers]
+    return like_input(texts, filled)
 
   def save(self, folder: str | Path) -> Path:
     """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path.
@@ -357,6 +360,11 @@ class Model(HeadMethods, InsideMethods):
     """Returns the step that `parameters` would read: the given one or the newest; None for a Hugging Face folder."""
     return self.source.step(self.chosen_step if step is None else step)
 
+  @property
+  def best_step(self) -> int | None:
+    """The checkpoint with the best KEEP.metric of the run, for `at`; None if the run has no such metric."""
+    return best_step(self.folder, self.experiment.keep) if self.experiment else None
+
   def parameters(self, step: int | None = None, average: bool = False) -> Any:
     """Loads the parameters of a step, or their moving average, onto the devices, sharded as in training."""
     step, fingerprint = self.step(step), self.fingerprint
@@ -414,24 +422,6 @@ class Model(HeadMethods, InsideMethods):
     if fields is not None and len(fields) != len(texts):
       raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
     return answer_all(job, numbered_rows(texts, fields), batch_size)
-
-
-def _like_input(texts: Texts, results: Any) -> Any:
-  """Returns a single result for a single text."""
-  return results[0] if isinstance(texts, str) else results
-
-
-def _mesh_for(given: MeshAxes | None, own: MeshAxes, config: TransformerConfig) -> tuple[Mesh, str | None]:
-  """Builds the requested mesh; else the run's own if it fits these devices, else plain data parallelism."""
-  axes = own if given is None else given
-  try:
-    mesh = parallel.make_mesh(axes)
-    check_splits(config, mesh)
-    return mesh, axes.preset
-  except UserError:
-    if given is not None:
-      raise
-  return parallel.make_mesh(MeshAxes()), None
 
 
 def _shard_params(model: nn.Module, params: Any, mesh: Mesh, held: Mapping[str, jax.Array]) -> Any:

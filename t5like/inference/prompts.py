@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -103,14 +104,10 @@ def prompt_form(
 
 
 def _template(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Returns the ids that the tokenizer.json in a vocabulary's folder puts before and after a text; none without it."""
-  if vocabulary.path is None:
-    return (), ()
-  if vocabulary.path.name != _TOKENIZER:  # such as spiece.model, which does not say
-    try:
+  """Returns the ids that a folder's tokenizer.json puts before and after a text, or without it, its settings."""
+  if vocabulary.path is not None and vocabulary.path.name != _TOKENIZER:  # such as spiece.model, which does not say
+    with contextlib.suppress(UserError):
       vocabulary = load_tokenizer_json(vocabulary.path.with_name(_TOKENIZER))
-    except UserError:
-      return (), ()
   return getattr(vocabulary, "template", None) or ((), ())
 
 

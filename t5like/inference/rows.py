@@ -51,6 +51,11 @@ def listed(texts: str | Sequence[str]) -> list[str]:
   return found
 
 
+def like_input(texts: str | Sequence[str], results: Any) -> Any:
+  """Returns a single result for a single text."""
+  return results[0] if isinstance(texts, str) else results
+
+
 def candidate_lists(texts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
   """Returns the candidates of each text, from one list for all or one for each."""
   if isinstance(candidates, str) or not isinstance(candidates, Iterable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from t5like.experiments.corpus_files import CorpusFiles
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.token_caches import TokenCaches
 from t5like.files.storage import DEFAULT_ROOT
@@ -24,6 +25,12 @@ def default_lengths(experiment: Experiment | None, positions: int | None) -> tup
   return (_INPUTS if positions is None else max(positions - _TARGETS, positions // 2)), _TARGETS
 
 
+def recorded_files(model: Model) -> dict[str, CorpusFiles]:
+  """Returns the user's own files that a model was trained on, by task; they may not be here, or be changed."""
+  run = model.experiment
+  return {run.task: run.corpus_files} if model.has_training_config and run.corpus_files else {}
+
+
 def task_caches(
   model: Model,
   cache_dir: str | None = None,
@@ -37,7 +44,6 @@ def task_caches(
   is meant.
   """
   inputs, targets = default_lengths(model.experiment, model.positions)
-  run = model.experiment if model.has_training_config else None
   return TokenCaches(
     cache_dir or DEFAULT_ROOT,
     model.vocabulary_name,
@@ -47,5 +53,5 @@ def task_caches(
     hint=model.source.task_hint(cache_dir),
     lengths={"inputs": inputs_length or inputs, "targets": targets},
     evaluation=True,
-    recorded_files={run.task: run.corpus_files} if run else None,
+    recorded_files=recorded_files(model),
   )

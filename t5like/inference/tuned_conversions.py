@@ -16,8 +16,10 @@ from t5like.inference.parameters import read_base, write_base
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.inference.sources import TunedDirectory
+from t5like.interop.hf_heads import head_of_task
 from t5like.interop.layouts import flatten, unflatten, unstack_layers
 from t5like.interop.peft_files import read_folder
+from t5like.models.heads import WithHead, attach_head
 from t5like.training.checkpoints import save_parameters
 from t5like.training.records.model_dir import CONFIG
 from t5like.vocabularies import copy_vocabulary
@@ -65,8 +67,14 @@ def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabula
   target, model = new_folder(target), load(base, vocabulary)
   # With separate layers: peft may train some of them only.
   module = model.module.clone(config=dataclasses.replace(model.config, scan_layers=False))
-  trained = import_peft(read_folder(storage.as_path(source)), module, unstack_layers(flatten(model.params)))
-  fingerprint = model_fingerprint(model.config, model.vocabulary)
+  folder, arrays = read_folder(storage.as_path(source)), unstack_layers(flatten(model.params))
+  if not isinstance(module, WithHead) and (
+    head := head_of_task(module, folder.config.get("task_type"), folder.tensors)
+  ):
+    module, arrays = attach_head(module, head), {f"backbone/{path}": array for path, array in arrays.items()}
+  trained = import_peft(folder, module, arrays)
+  config = dataclasses.replace(module.config, scan_layers=model.config.scan_layers)
+  fingerprint = model_fingerprint(config, model.vocabulary)
   found = read_base(str(base), module, trained.method, model.vocabulary, fingerprint, cast=False)
   arrays = trained.arrays
   if module.tuning is None and "head" in model.params:  # a head that peft did not train

@@ -8,7 +8,7 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import fits_embedding
 from t5like.files import storage
 from t5like.models.config import TransformerConfig
-from t5like.vocabularies import Vocabulary, copied_vocabulary, load_vocabulary, vocabulary_in
+from t5like.vocabularies import Vocabulary, copied_vocabulary, load_vocabulary, split_name, vocabulary_in
 
 # Vocabularies of published checkpoints, by the number of embedding rows.
 PUBLISHED = {
@@ -16,6 +16,7 @@ PUBLISHED = {
   50265: "roberta", 40478: "gpt1",
 }  # fmt: skip
 TOKENIZER = "tokenizer.json"
+_ONLY_IN_TOKENIZER_JSON = ("spm.model", "sentencepiece.bpe.model")  # DeBERTa's; XLM-R's and mBART's
 _SPM_HINT = f"write {TOKENIZER} with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 _TRY = "--vocabulary=NAME_OR_FILE, as in the model's training"
 
@@ -30,9 +31,11 @@ def find_vocabulary(
   """
   name, vocabulary = _load(folder, config, given, own)
   if not fits_embedding(config, vocabulary):
+    added = vocabulary.extra_ids if vocabulary.vocab_size - vocabulary.extra_ids <= config.vocab_size else 0
     raise UserError(
       f"the vocabulary {name} has {vocabulary.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
-      try_=_TRY,
+      because=f"{added} sentinels were added, as for T5" if added else "",
+      try_=f"--vocabulary={split_name(name)[0]}:extra_ids=0" if added else _TRY,
     )
   return name, vocabulary
 
@@ -64,7 +67,7 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
     f"no vocabulary for the model in {folder}",
     because="\n".join(problems) or f"no published model has {config.vocab_size:,} ids",
     looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}, tokenizer.model, itos.json",
-    hint=_SPM_HINT if (folder / "spm.model").is_file() else "",
+    hint=_SPM_HINT if any((folder / name).is_file() for name in _ONLY_IN_TOKENIZER_JSON) else "",
     try_=f"--vocabulary={own}" if own and storage.is_remote(own) else _TRY,
   )
 

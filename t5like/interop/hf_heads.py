@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
+
 from t5like.errors import UserError
 from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
-from t5like.models import BERT, GPT
+from t5like.models import BERT, GPT, T5
 from t5like.models.heads import (
   ClassificationHead,
   MultiLabelHead,
@@ -177,6 +179,10 @@ CLASSES["QuestionAnswering"] += [
   HeadClass("OPT", "spans", "model.", _ANSWERS),
   HeadClass("Bloom", "spans", "transformer.", _ANSWERS),
 ]
+# By the task_type of peft.
+_TASKS = {
+  "SEQ_CLS": "SequenceClassification", "TOKEN_CLS": "TokenClassification", "QUESTION_ANS": "QuestionAnswering",
+}  # fmt: skip
 # Fields of config.json that only a head has; the others are of the backbone, too.
 _OWN_DROPOUT = (
   "classifier_dropout",
@@ -236,20 +242,23 @@ def labels_of(hf: Mapping) -> tuple[str, ...]:
   return tuple(by_number[i] for i in range(len(by_number)))
 
 
+def head_of_task(model: nn.Module, task: str | None, tensors: Mapping[str, Any]) -> Any:
+  """Returns the head that peft's `task_type` trains on a model without one, given its tensors; None if there is none."""
+  family = _family_name(model)
+  found = next((each for each in CLASSES.get(_TASKS.get(task, ""), ()) if each.family == family), None)
+  output = next((theirs for theirs, ours in found.layers.items() if ours == "out"), "") if found else ""
+  weight = tensors.get(f"{output}.weight")
+  return None if weight is None else head_from_hf(found, {"num_labels": len(weight)})
+
+
 def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
-  head, kind = model.head, type(model.backbone).__name__
+  head, family = model.head, _family_name(model.backbone)
   form = "classification" if head.form in _PROBLEMS else head.form
-  named = CLASS_NAMES | DECODERS | {"gpt2": "GPT2"}
-  family = named[model.backbone.family] if isinstance(model.backbone, (BERT, GPT)) else {"T5": "T5"}.get(kind)
-  if family == "GPT2" and model.config.norm_position == "post":
-    family = "OpenAIGPT"
-  if family == "T5" and model.config.positions_per_stack:
-    family = "Bart" if model.config.norm_position == "post" else "MBart"
   every = ((name, each) for name, classes in CLASSES.items() for each in classes)
   name, found = next(((n, each) for n, each in every if (each.family, each.form) == (family, form)), ("", None))
   if found is None:
-    raise UserError(f"Hugging Face has no class for {type(head).__name__} on this {kind}")
+    raise UserError(f"Hugging Face has no class for {type(head).__name__} on this {type(model.backbone).__name__}")
   _check_expressible(model, found, f"{family}For{name}")
   fields: dict[str, Any] = {"architectures": [f"{family}For{name}"]}
   if form in ("classification", "tagging"):
@@ -265,6 +274,18 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   if found.dropout[0] in _OWN_DROPOUT:
     fields[found.dropout[0]] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
   return found, fields
+
+
+def _family_name(backbone: nn.Module) -> str | None:
+  """Returns the start of the names of a model's classes: Bert, GPT2, T5."""
+  if isinstance(backbone, (BERT, GPT)):
+    family = (CLASS_NAMES | DECODERS | {"gpt2": "GPT2"})[backbone.family]
+    return "OpenAIGPT" if family == "GPT2" and backbone.config.norm_position == "post" else family
+  if not isinstance(backbone, T5):
+    return None
+  if backbone.config.positions_per_stack:
+    return "Bart" if backbone.config.norm_position == "post" else "MBart"
+  return "T5"
 
 
 def head_rules(found: HeadClass, head: Any) -> list[Rule]:

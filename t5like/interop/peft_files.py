@@ -76,6 +76,16 @@ def linear_modules(model: nn.Module) -> list[HFModule]:
   return found
 
 
+def check_scaled(module: HFModule, vectors: Mapping[str, np.ndarray | None]) -> None:
+  """Raises UserError for vectors of (IA)3, by path, that peft multiplies before a bias is added and we after it."""
+  wrong = [path for path, x in vectors.items() if x is not None and np.any(x != 1) and not path.endswith("/key")]
+  if wrong and module.name.endswith(".in_proj"):
+    raise UserError(
+      "(IA)3 of DeBERTa's in_proj scales queries and values before their biases are added: here they are part of a layer",
+      try_="a plain model: merge_and_unload of peft, t5like convert merge",
+    )
+
+
 def check_not_tied(rule: Rule) -> None:
   """Raises UserError for the input embedding of a model whose output is tied to it: peft trains a copy of its own."""
   if rule.copies and any(path.endswith("token_embedder/embedding") for path in rule.ours):

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from t5like.console import warn
 from t5like.errors import UserError, nearest
 from t5like.files import storage
 from t5like.interop import tensor_folders
@@ -29,7 +30,21 @@ from t5like.models.heads import EmbeddingHead
 from t5like.models.heads.embedding import IDENTITY
 
 MODULES = "modules.json"
-_SETTINGS, _PROMPTS, _TOKENIZER = "sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer.json"
+_PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer.json"
+_SETTINGS = "sentence_bert_config.json"
+_OLD_NAMES = tuple(  # of the same file, in the order in which sentence-transformers looks for them
+  f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# The only values that a field of a file of settings may have here.
+_OF_TRANSFORMER = {
+  "transformer_task": "feature-extraction", "module_output_name": "token_embeddings", "processing_kwargs": {},
+  "tokenizer_args": {}, "processor_kwargs": {}, "config_args": {}, "config_kwargs": {}, "query_length": None,
+  "document_length": None, "query_expansion": None,
+}  # fmt: skip
+_OF_SENTENCES = {
+  "module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False,
+}  # fmt: skip
+_OUTPUT = {"method": "forward", "method_output_name": "last_hidden_state"}
 _POOLINGS = {
   "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_length",
   "weightedmean": "weighted_mean", "lasttoken": "last",
@@ -77,6 +92,8 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
       f"unsupported modules in {folder / MODULES}: {', '.join([kind, *kinds])}",
       expected="Transformer, Pooling, then optionally Dense and Normalize",
     )
+  for _, own in modules[1:]:
+    _check_fields(folder / own / "config.json", _OF_SENTENCES)
   settings = {"pooling": _pooling(folder / modules[0][1]), "normalize": "Normalize" in kinds}
   params = {}
   if "Dense" in kinds:
@@ -133,10 +150,26 @@ def _dense(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   return {"dense_dim": width, "dense_activation": _ACTIVATIONS[name], "dense_bias": bool(bias)}, params
 
 
+def _check_fields(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Returns the settings in a file, if it exists; raises UserError for one that would be computed differently."""
+  found = _json_if_there(path)
+  for name, value in expected.items():
+    if found.get(name, value) not in (value, None):
+      raise UserError(f"{path}: {name} = {str(found[name])[:80]} is not supported", expected=f"{name} = {value}")
+  return found
+
+
 def _text_settings(folder: Path, transformer: Path) -> dict[str, Any]:
   """Returns the facts about texts: their length, lower case, a prompt, special tokens."""
-  own = _json_if_there(transformer / _SETTINGS)
-  length = own.get("max_seq_length") or _json_if_there(transformer / "tokenizer_config.json").get("model_max_length")
+  file = next((transformer / name for name in (_SETTINGS, *_OLD_NAMES) if (transformer / name).is_file()), None)
+  own = _check_fields(file, _OF_TRANSFORMER) if file else {}
+  output = (own.get("modality_config") or {}).get("text") or _OUTPUT
+  if {name: output.get(name, value) for name, value in _OUTPUT.items()} != _OUTPUT:
+    raise UserError(f"{file}: modality_config = {str(output)[:80]} is not supported", expected=str(_OUTPUT))
+  tokenizer = _json_if_there(transformer / "tokenizer_config.json")
+  if tokenizer.get("truncation_side", "right") != "right":
+    warn(f"{transformer} keeps the end of a text that is too long (truncation_side); here its beginning is kept")
+  length = own.get("max_seq_length") or tokenizer.get("model_max_length")
   if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
     raise UserError(f"invalid maximum length in {transformer}: {str(length)[:60]}", expected="a number of tokens")
   config = _json_if_there(folder / _PROMPTS)

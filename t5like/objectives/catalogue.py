@@ -62,8 +62,10 @@ def register_objective(name: str, objective: Objective) -> Objective:
 
   An objective whose class is defined in a notebook replaces the one of an earlier run of its cell.
   """
-  if not name.isidentifier():
+  if not isinstance(name, str) or not name.isidentifier():
     raise UserError(f"invalid objective name: {name!r}", expected="letters, digits and _")
+  if not isinstance(objective, Objective):
+    raise UserError(f"not an objective: {objective!r}", expected="an object of a class derived from t5like.Objective")
   known = CATALOGUE.get(name, objective)
   names = {(type(each).__module__, type(each).__qualname__) for each in (known, objective)}
   if known != objective and names != {("__main__", type(objective).__qualname__)}:

@@ -195,6 +195,8 @@ def search_plan(
 
 
 def _topology(given: str | Topology) -> Topology:
+  if not isinstance(given, str | Topology):
+    raise UserError(f"not a machine: {given!r}", expected='a name, such as "v5p-512", "h100x8" or "local"')
   return planning.parse_topology(given) if isinstance(given, str) else given
 
 

@@ -440,4 +440,5 @@ def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabula
         f"{option}.metric = {metric!r} is not computed in this run",
         expected=" or ".join(known or [f"{kind}..." for kind in scores]) or "EVAL_SPLIT, the split to evaluate",
         nearest=nearest(metric, known or [f"{kind}{metric.rpartition('/')[2]}" for kind in scores]),
+        hint="METRIC sets it in the files of gin/finetune",
       )

@@ -28,6 +28,12 @@ def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   return {name: value for name, value in rows[-1].items() if name not in ("step", "kind")} if rows else {}
 
 
+def scores_of(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float]:
+  """Returns the scores in rows of a kind of evaluation, by full name."""
+  rows = [row for row in rows if row["kind"].startswith(f"{kind}/")]
+  return {f"{row['kind']}/{name}": value for row in rows for name, value in row.items() if name not in ("step", "kind")}
+
+
 def record_run(run: PreparedRun) -> None:
   """Writes the configuration, run card and vocabulary, so that the directory can be used elsewhere."""
   if jax.process_index() == 0:
@@ -57,6 +63,7 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
     "SPLIT": experiment.split,
     "MIX": dict(experiment.mix),
     "MIXING_TEMPERATURE": experiment.mixing_temperature,
+    "CORPUS_FILES": json.loads(json.dumps(experiment.corpus_files)),
     "PACK": experiment.packs,
     "PHASES": [dict(phase) for phase in experiment.phases],
     "UNIQUE_TOKENS": experiment.unique_tokens,
@@ -91,6 +98,7 @@ _MEANINGS = {
   "TEACHER": "another teacher from now on; TEACHER=FOLDER/checkpoints/STEP keeps one",
   "TASK": "different rows from now on",
   "SPLIT": "different rows from now on",
+  "CORPUS_FILES": "rows of these files from now on; another MODEL_DIR starts over",
   "OBJECTIVE": "different inputs and targets from now on",
   "train.loss_on_inputs": "a loss of other tokens from now on",
   "LEARNING_RATE": "another rate from now on",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -110,7 +111,7 @@ def _shape(experiment: Experiment) -> Any:
   for name in (*_OWN, "config_text"):
     object.__setattr__(shared, name, None)
   text = config_text(shared)
-  if "python_only." in text or "custom_optimizer." in text:  # objects that cannot be compared
+  if re.search(r"\b(python_only|python_function|custom_optimizer)\.", text):  # objects that cannot be compared
     return None
   batch = tuple((name, x.shape) for name, x in sorted(run.batch.items()))
   return text, batch, run.start.step

@@ -29,9 +29,9 @@ from t5like.runs.evaluations import (
 from t5like.runs.initial_state import initialize
 from t5like.runs.preparing import PreparedRun, StartingPoint, choose_starting_point
 from t5like.runs.price_tag import price_tag
-from t5like.runs.recording import card_text, extra_writers, last_metrics, record_run, report_files
+from t5like.runs.recording import card_text, extra_writers, last_metrics, record_run, report_files, scores_of
 from t5like.runs.saved_parameters import saved_spec, saved_state
-from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps
+from t5like.training.checkpoints import Checkpoints, SaveError, best_step, checkpoint_steps
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
 from t5like.training.guards.interruption import Interruption
@@ -66,6 +66,7 @@ class TrainingResult:
   scores    scores of the last evaluation by full name, such as eval/snli/accuracy
   stopped   "finished", "early" (EARLY_STOPPING) or "interrupted", by `signal` or by another host
   signal    that came; in the last evaluation, which is not interrupted, it is for what follows the run
+  best_step the checkpoint with the best KEEP.metric; None if none is configured
   """
 
   model_dir: Path
@@ -74,6 +75,7 @@ class TrainingResult:
   scores: Mapping[str, float]
   stopped: str = "finished"
   signal: int | None = None
+  best_step: int | None = None
 
 
 class Trainer:
@@ -159,7 +161,9 @@ class Trainer:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
       for kind in self._evaluated_tasks():
         done = was_evaluated(run, self._first_rows) if kind == "eval" else self._is_recorded(kind)
-        if not done:
+        if done:
+          self._scores |= scores_of(self._first_rows, kind)
+        else:
           self._evaluate(kind, self._evaluation(kind), state)
     return state
 
@@ -408,10 +412,13 @@ class Trainer:
       say(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command resumes from there")
     elif self._stopped_early:
       say(f"stopped early at step {step:,}: {self._stopping.describe()}")
+    best, metric = best_step(run.model_dir, self._experiment.keep), self._experiment.keep.metric
+    if best is not None:
+      say(f"best {metric} of the kept checkpoints: step {best:,}")
     if not interrupted:
       report_files(run.model_dir)
     stopped = "interrupted" if interrupted else "early" if self._stopped_early else "finished"
-    return TrainingResult(run.model_dir, step, last_metrics(rows), self._scores, stopped, number)
+    return TrainingResult(run.model_dir, step, last_metrics(rows), self._scores, stopped, number, best)
 
 
 def save_batch(run: PreparedRun, skipped: SkippedBatches, step: int) -> Path | None:

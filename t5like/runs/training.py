@@ -63,9 +63,13 @@ def train(
     UserError: invalid input; nothing was written.
     RunError: the run failed and cannot continue.
   """
+  if init is not None and not isinstance(init, Model | Mapping):
+    raise UserError(f"not initial parameters: {init!r}", expected="t5like.load(folder), or a tree of parameters")
   if isinstance(init, Model) and experiment.method and not experiment.init_from:
     experiment = dataclasses.replace(experiment, init_from=str(init.folder))
   _check_callables(step, hooks)
+  if signals is not None and (isinstance(signals, str) or not all(isinstance(number, int) for number in signals)):
+    raise UserError(f"not signals: {signals!r}", expected="numbers, such as (signal.SIGTERM,)")
   goodput = goodput or Goodput(from_now=True)
   model_dir = check_run(experiment)
   step_file = StepFile(model_dir)

@@ -33,6 +33,8 @@ class Hook:
 
   With several hosts, the clock of process 0 decides. It is read every `check_every` steps, because agreeing on it costs
   a broadcast.
+
+  The next step reuses the memory of the state: an action that keeps parameters copies them, with `jax.device_get`.
   """
 
   def __init__(

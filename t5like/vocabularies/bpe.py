@@ -44,7 +44,7 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   for names in (*kinds, _GPT2):
     if all(name in vocabulary for name in names.all()):
       tokenizer = _byte_level(vocabulary, pairs, names, spaced)
-      if names is _OPT:
+      if settings.get("add_bos_token") is True and names in (_OPT, _GPT2):
         special = [(names.bos, vocabulary[names.bos])]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{names.bos} $A", special_tokens=special)
       # Chunks of a text must not get a space of their own.

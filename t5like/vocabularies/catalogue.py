@@ -14,7 +14,7 @@ from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import LLAMA_FILE, SentencePieceVocabulary
 from t5like.vocabularies.spelled import SpelledWords
-from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens, tokenizer_settings
+from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = {
@@ -49,6 +49,9 @@ FILES = (
   "sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER, LLAMA_FILE, "itos.json", "itos.txt",
 )  # fmt: skip
 ENDINGS = ("", ".model", ".txt", ".json")  # of a name on the search path
+_WITH_TOKENIZER_JSON = FILES[:4]  # files next to which a tokenizer.json may say more
+# Texts on which files of published models agree: digits, accents, capitals, contractions, other scripts.
+_PROBES = ("In 1999 it's 3.14%: naïve café ÀÉ, Grüße.", "MiXeD CaSe don't stop", "日本 and Москва")
 _COMPANIONS = ("merges.txt", SETTINGS)  # optional files next to them
 _SHOWN = 5  # names in a message
 _OPTION = ":extra_ids="
@@ -106,19 +109,17 @@ def _fetched(name: str) -> Path:
 def vocabulary_in(folder: Path) -> Path | None:
   """Returns the vocabulary file of a folder, such as a downloaded model, or None.
 
-  Tokens added to a vocabulary are in tokenizer.json, not in the other files. Without them, text would be tokenized
-  differently than in training, and an added end-of-sequence would never be found.
+  Added tokens, other rules to split text, and what a tokenizer puts before it are in tokenizer.json, not in the other
+  files. Without them, text would be tokenized differently than in training, and an added end-of-sequence would never
+  be found.
   """
   path = next((folder / file for file in FILES if (folder / file).is_file()), None)
-  if path is not None and path.name == "vocab.json" and _splits_otherwise(folder / _TOKENIZER):
-    return folder / _TOKENIZER
-  if path is not None and str(tokenizer_settings(path).get("tokenizer_class")).startswith("XLNet"):
-    # XLNet's tokenizer removes accents before SentencePiece.
-    path = folder / _TOKENIZER if (folder / _TOKENIZER).is_file() else path
-  if path is None or path.name == _TOKENIZER or not (missing := _missing_tokens(path)):
+  if path is None or path.name == _TOKENIZER:
     return path
-  if (folder / _TOKENIZER).is_file():
-    return folder / _TOKENIZER
+  if (folder / _TOKENIZER).is_file() and path.name in _WITH_TOKENIZER_JSON:
+    return folder / _TOKENIZER if _encodes_otherwise(path, folder / _TOKENIZER) else path
+  if not (missing := _missing_tokens(path)):
+    return path
   raise UserError(
     f"{folder} adds {len(missing)} tokens that are not in its {path.name}",
     tokens=" ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else ""),
@@ -127,13 +128,31 @@ def vocabulary_in(folder: Path) -> Path | None:
   )
 
 
-def _splits_otherwise(tokenizer: Path) -> bool:
-  """Whether a tokenizer.json cuts text into words in another way than GPT-2, which vocab.json does not say (OLMo-2)."""
+def _encodes_otherwise(path: Path, tokenizer: Path) -> bool:
+  """Whether tokenizer.json encodes text in another way than the vocabulary file next to it."""
+  files = (path, tokenizer, path.with_name(SETTINGS), path.with_name("merges.txt"))
+  stamps = tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
+  return _compare_encodings(path, tokenizer, stamps)
+
+
+@functools.cache
+def _compare_encodings(path: Path, tokenizer: Path, stamps: tuple[int, ...]) -> bool:
+  from t5like.vocabularies.tokenizer_json import load_tokenizer_json
+
   try:
-    steps = storage.read_json(tokenizer).get("pre_tokenizer") or {}
-  except (OSError, ValueError):
-    return False
-  return any(step.get("type") == "Split" for step in steps.get("pretokenizers", [steps]))
+    theirs = load_tokenizer_json(tokenizer)
+  except UserError:
+    return False  # a damaged file, which is not needed
+  own = load_vocabulary(str(path))
+  # Texts of padding and ends are plain for some, and one may have been added for padding alone.
+  named = {theirs.pad_id, own.pad_id, own.unk_id, own.bos_id, own.eos_id, own.cls_id, own.sep_id}
+  added = {token: piece.content for token, piece in theirs.tokenizer.get_added_tokens_decoder().items()}
+  if any(own.encode(text) != [token] for token, text in added.items() if token not in named):
+    return True
+  first = own.bos_id if own.opens_texts else None if own.cls_last else own.cls_id
+  if theirs.template is not None and theirs.template[0][:1] != (() if first is None else (first,)):
+    return True
+  return any(own.encode(text) != theirs.encode(text) for text in _PROBES)
 
 
 def _missing_tokens(path: Path) -> list[str]:

@@ -71,6 +71,14 @@ class SentencePieceVocabulary(Vocabulary):
     return type(self), (self.path, self.extra_ids)
 
   @property
+  def template(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that Hugging Face's settings next to the model put before and after a text; None: they do not say."""
+    settings = tokenizer_settings(self.path)
+    if self.path.name != LLAMA_FILE:
+      return ((), (self.eos_id,)) if settings.get("tokenizer_class") == "T5Tokenizer" else None
+    return (self.bos_id,) if self.opens_texts else (), (self.eos_id,) if settings.get("add_eos_token") is True else ()
+
+  @property
   def model_bytes(self) -> bytes:
     """The serialized model, without added sentinels."""
     return self.path.read_bytes()
@@ -163,7 +171,7 @@ def _default_sentinels(path: Path) -> int:
   if path.name == LLAMA_FILE:
     return 0
   count = tokenizer_settings(path).get("extra_ids")
-  return count if isinstance(count, int) and count > 0 else T5_SENTINELS
+  return count if isinstance(count, int) and count >= 0 else T5_SENTINELS
 
 
 def _sentinel_pieces(count: int) -> bytes:

@@ -38,7 +38,11 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
   if names.eos is None:
     raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))
   fingerprint = fingerprint_of("tokenizer.json", path.read_bytes(), names)
-  if names.mask == "<mask>" and names.cls is None and names.bos == "<s>":  # XLM-R has no settings that say so
+  around = tokenizer.encode("a").ids
+  opened = tokenizer.token_to_id("<s>") in around[:1] and tokenizer.token_to_id("</s>") not in around  # a decoder's
+  if (
+    names.mask == "<mask>" and names.cls is None and names.bos == "<s>" and not opened
+  ):  # XLM-R: settings do not say so
     names = dataclasses.replace(names, cls=names.bos, sep=names.eos)
   elif names.bos == "[CLS]":  # ALBERT's and DeBERTa's name for it; joined texts have one separator, not RoBERTa's two
     names = dataclasses.replace(names, bos=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
@@ -35,6 +35,8 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
       f"{path} is not a BERT vocabulary: {', '.join(missing)} missing", expected="one WordPiece per line, as in BERT's"
     )
   settings = tokenizer_settings(path)
+  if str(settings.get("tokenizer_class")).startswith("BertJapanese"):
+    raise UserError(f"{path} is of a BertJapaneseTokenizer, which finds words with MeCab: it is not supported")
   if lower_case is None:
     lower_case = settings.get("do_lower_case", not _has_capitals(vocabulary))
   split_chinese = settings.get("tokenize_chinese_chars", True)
@@ -49,6 +51,8 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
   tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
   tokenizer.add_special_tokens(_NAMES.all())
+  ends = ((_NAMES.sep, vocabulary[_NAMES.sep]), (_NAMES.cls, vocabulary[_NAMES.cls]))
+  tokenizer.post_processor = processors.BertProcessing(*ends)
   fingerprint = fingerprint_of("wordpiece", file, lower_case, split_chinese, strip_accents)
   reload, files = (load_wordpiece, (path, lower_case)), {"vocab.txt": path}
   settings = {"do_lower_case": lower_case, "tokenize_chinese_chars": split_chinese, "strip_accents": strip_accents}

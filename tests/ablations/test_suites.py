@@ -85,7 +85,7 @@ def test_invalid_suites_train_nothing(t5like, folder, token_caches):
   assert "invalid SEEDS: 0" in t5like(*command(folder, token_caches, "--gin.SEEDS=0"), status=2).stderr
   (folder / "own.gin").write_text("TEXT_TASK = 'snli'\n")
   recipes = f"--gin.suite.recipes=['finetune/sentences/snli.gin', '{folder}/own.gin']"
-  assert "missing required values: METRIC" in t5like(*command(folder, token_caches, recipes), status=2).stderr
+  assert "no metric for task 'snli'" in t5like(*command(folder, token_caches, recipes), status=2).stderr
   (folder / "own.gin").write_text("include 'finetune/sentences/snli.gin'\n")
   assert (
     "two recipes of the suite are scored on 'snli'" in t5like(*command(folder, token_caches, recipes), status=2).stderr

@@ -42,7 +42,8 @@ def test_data_sets_of_one_name_have_separate_caches(tmp_path, files):
   folder.parents[1].rename(tmp_path / "moved")  # as registered names cannot be taken twice in a process
   shutil.copytree(tmp_path / "moved", tmp_path / "caches" / name, dirs_exist_ok=True)
   assert [text(caches(tmp_path, own).open(name, "train")) for own in files] == ["the first text", "the other text"]
-  with pytest.raises(UserError, match=f"2 data sets have the name '{name}' \\(train\\)\n +files .*/a/train.txt; .*/b/tr"):
+  message = f"2 data sets have the name '{name}' \\(train\\)\n +files .*/a/train.txt; .*/b/train.txt"
+  with pytest.raises(UserError, match=message):
     caches(tmp_path).open(name, "train")
   for own, expected in zip(files, ("the first text", "the other text"), strict=True):
     known = caches(tmp_path, recorded_files={name: own})

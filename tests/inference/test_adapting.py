@@ -131,7 +131,7 @@ def test_the_other_form_of_gelu_is_accepted_and_named(tmp_path, vocabulary, caps
   found, uses, _ = start(checkpoint, bert(activation="gelu"), vocabulary)
   np.testing.assert_array_equal(found["pooler/kernel"], initial(source)["pooler"]["kernel"])
   assert {status for _, status in uses} == {"taken"}
-  assert "--gin.TransformerConfig.activation=gelu_erf" in capsys.readouterr().err
+  assert 'TransformerConfig.activation="gelu_erf"' in capsys.readouterr().err
   start(checkpoint, source, vocabulary)
   assert not capsys.readouterr().err
   with pytest.raises(UserError) as error:

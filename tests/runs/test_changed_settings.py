@@ -26,6 +26,9 @@ def test_settings_of_the_rows_and_a_schedule_of_another_length_are_reported(tmp_
   names = ["MIXING_TEMPERATURE", "PACK", "PHASES", "UNIQUE_TOKENS", "LEARNING_RATE"]
   assert [line.split(" = ")[0] for line in lines] == names
   assert "total_steps=20" in lines[-1] and lines[-1].endswith("up to step 9: another rate from now on")
+  files = {"train": "new/*.jsonl"}
+  (line,) = changed_data(data_settings(dataclasses.replace(before, corpus_files=files)), tmp_path / "before.json", run)
+  assert line.startswith(f"CORPUS_FILES = {files}, was {{}} up to step 9: rows of these files from now on; another")
   # A setting that the older run did not have.
   old = {name: value for name, value in data_settings(before).items() if name != "train.loss_on_inputs"}
   (tmp_path / "before.json").write_text(json.dumps(old))

@@ -133,6 +133,10 @@ def test_a_misspelled_metric_is_refused_at_the_start(task, settings):
 OWN_ROWS = {
   "rated_classification": [{"text": "good", "label": 4.5}, {"text": "bad", "label": 1}],
   "marked_classification": [{"text": "good", "label": ["praise", "any"]}, {"text": "bad", "label": ["any"]}],
+  "places_spans": [
+    {"question": "where", "context": "it was in rome", "answers": ["rome"]},
+    {"question": "who", "context": "by an actor", "answers": ["actor"]},
+  ],
   "towns_tagging": [{"tokens": ["in", "rome"], "tags": ["other", "B-place"]}, {"tokens": ["so"], "tags": ["other"]}],
 }
 
@@ -140,6 +144,7 @@ OWN_ROWS = {
 SCORES_OF_OWN = {
   "rated_classification": ["pearson_corrcoef", "spearman_corrcoef", "mean_squared_error"],
   "marked_classification": ["f1_micro", "f1_macro", "exact_match"],
+  "places_spans": ["em", "f1"],
   "towns_tagging": ["precision", "recall", "f1", "token_accuracy"],
 }
 
@@ -160,9 +165,11 @@ def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_pat
   model = t5like.load(trained(settings, "bert", task, **own, eval_split="").model_dir)
   hint = model.source.task_hint(own["cache_dir"])
   assert f"t5like cache {task} --files=train={files['train']} --vocabulary=" in hint and "--lengths=inputs=" in hint
-  new = t5like.evaluate(model, f"new_{task}", rows=OWN_ROWS[task][:1] * 3, cache_dir=own["cache_dir"])  # numbered as in training
+  rows = OWN_ROWS[task][:1] * 3
+  new = t5like.evaluate(model, f"new_{task}", rows=rows, cache_dir=own["cache_dir"])  # classes as in training
   assert len(new.rows) == 3 and set(new.scores) >= set(SCORES_OF_OWN[task])
-  assert len(t5like.evaluate(model, task, "train", cache_dir=own["cache_dir"]).rows) == 16  # the run's, not the new ones
+  again = t5like.evaluate(model, task, "train", cache_dir=own["cache_dir"])
+  assert len(again.rows) == 16  # the rows of the run, not the new ones
   if task == "marked_classification":
     with pytest.raises(UserError, match="label of the training split"):
       t5like.evaluate(model, f"odd_{task}", rows=[{"text": "good", "label": ["new"]}], cache_dir=own["cache_dir"])
@@ -172,6 +179,8 @@ def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_pat
   elif task == "marked_classification":
     good, bad = (model.classify(text).probabilities["praise"] for text in ("good", "bad"))
     assert good > 0.5 > bad
+  elif task == "places_spans":
+    assert model.answer("where", "it was in rome").answer == "rome" and new.scores["em"] == 100
   else:
     assert [tag.label for tag in model.tag([["in", "rome", "\u200b"]])[0]] == ["other", "B-place", "O"]  # no piece
 

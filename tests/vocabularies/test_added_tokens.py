@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary, vocabulary_in
@@ -67,6 +67,88 @@ def test_added_tokens_without_tokenizer_json_are_refused(chat_folder, written_as
     load_vocabulary(str(chat_folder))
   assert "<|im_end|>" in str(error.value) and "save_pretrained" in str(error.value)
   assert load_vocabulary(str(chat_folder / "vocab.json")).vocab_size == 50257, "a file that is requested explicitly"
+
+
+def saved(folder, change=lambda tokenizer: None, name="bert_cased"):
+  """Writes a vocabulary file and the tokenizer.json that transformers 5 writes next to it, which has no other list."""
+  vocabulary = load_vocabulary(name)
+  tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
+  change(tokenizer)
+  tokenizer.save(str(folder / "tokenizer.json"))
+  for file, content in vocabulary.original_files().items():
+    (folder / file).write_bytes(content)
+  return vocabulary_in(folder).name
+
+
+def unmarked(tokenizer):
+  tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+
+
+def opened(tokenizer):
+  tokenizer.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 2)])
+
+
+def lower_cased(tokenizer):
+  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+
+
+def digit_by_digit(tokenizer):
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), tokenizer.pre_tokenizer])
+
+
+@pytest.mark.parametrize(
+  ("change", "name", "same"),
+  [
+    (lambda tokenizer: None, "bert_cased", True), (lambda tokenizer: None, "gpt2", True),
+    (lambda tokenizer: tokenizer.add_tokens(["NEW_A"]), "bert_cased", False),
+    (lambda tokenizer: tokenizer.add_special_tokens(["[unused1]"]), "bert_cased", False),
+    (lambda tokenizer: tokenizer.add_tokens(["NEW_A"]), "gpt2", False),
+    (unmarked, "bert_cased", False), (lower_cased, "bert_cased", False), (opened, "roberta", False),
+    (digit_by_digit, "gpt2", False),
+  ],
+)  # fmt: skip
+def test_a_tokenizer_json_that_encodes_otherwise_is_preferred(change, name, same, tmp_path):
+  assert (saved(tmp_path, change, name) != "tokenizer.json") == same
+
+
+def test_a_damaged_tokenizer_json_is_not_needed(tmp_path):
+  name = saved(tmp_path)
+  (tmp_path / "tokenizer.json").write_text("{")
+  assert vocabulary_in(tmp_path).name == name == "vocab.txt"
+
+
+@pytest.mark.parametrize(
+  ("name", "file", "settings", "before", "after"),
+  [
+    ("bert_uncased", "vocab.txt", {"tokenizer_class": "BertTokenizer"}, (101,), (102,)),
+    ("gpt2", "vocab.json", {"add_bos_token": True}, (50256,), ()),
+    ("gpt2", "vocab.json", {}, None, None),
+    ("tiny", "spiece.model", {"tokenizer_class": "T5Tokenizer"}, (), (1,)),
+    ("tiny", "spiece.model", {}, None, None),
+    ("tiny", "tokenizer.model", {"add_eos_token": True}, (), (1,)),
+  ],
+)
+def test_what_settings_put_around_a_text(name, file, settings, before, after, tmp_path):
+  """Of folders without tokenizer.json; GPT-2 with BERT's tokenizer is uer/gpt2-chinese, with T5's rinna's."""
+  for original, content in load_vocabulary(name).original_files().items():
+    (tmp_path / (file if original in ("spiece.model", file) else original)).write_bytes(content)
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+  vocabulary = load_vocabulary(str(tmp_path))
+  assert vocabulary.template == (None if before is None else (before, after))
+  assert vocabulary.opens_texts == (settings == {"add_bos_token": True})
+
+
+def test_no_sentinels_are_added_where_the_settings_say_so(tmp_path):
+  shutil.copy(EMBEDDED["tiny"], tmp_path / "spiece.model")
+  (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 0}')
+  assert load_vocabulary(str(tmp_path)).extra_ids == 0
+
+
+def test_words_of_mecab_are_refused(tmp_path):
+  shutil.copy(EMBEDDED["bert_cased"], tmp_path / "vocab.txt")
+  (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
+  with pytest.raises(UserError, match="MeCab"):
+    load_vocabulary(str(tmp_path))
 
 
 def test_added_tokens_that_are_in_the_file_are_accepted(tmp_path):

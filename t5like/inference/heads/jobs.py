@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,11 @@ class Labeling:
     if not isinstance(model.module, WithHead):
       raise UserError(
         f"this {model.kind} has no head for labels",
-        try_=f"fine-tune it: t5like train --gin.TASK=glue_sst2_classification --gin.INIT_FROM={model.folder} ...",
+        try_=f"files of gin/finetune: --gin.HEAD_TASK=my_classification --gin.INIT_FROM={model.folder}",
       )
     self._model, self.limits, self._head = model, limits, model.module.head
+    if not isinstance(label_threshold, numbers.Real) or not 0 <= label_threshold <= 1:
+      raise UserError(f"threshold={label_threshold!r} is invalid", expected="a probability")
     if no_answer_threshold is not None and self.form != "spans":
       raise UserError(f"a {type(self._head).__name__} has no threshold for questions without an answer")
     self._threshold = model.no_answer_threshold if no_answer_threshold is None else no_answer_threshold

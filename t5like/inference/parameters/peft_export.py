@@ -21,6 +21,7 @@ from t5like.interop.peft_files import (
   HFModule,
   PeftFolder,
   check_not_tied,
+  check_scaled,
   join_low_rank,
   linear_modules,
   matches,
@@ -146,6 +147,7 @@ def _ia3(model: nn.Module, flat: Arrays, method: IA3) -> tuple[dict[str, Any], d
     vectors = [flat.get(f"{path}/ia3") for path in module.ours]
     if all(vector is None for vector in vectors):
       continue
+    check_scaled(module, dict(zip(module.ours, vectors, strict=True)))
     width = next(len(vector) for vector in vectors if vector is not None)
     joined = module.in_their_order(np.concatenate([np.ones(width, np.float32) if v is None else v for v in vectors]))
     is_input = module.ours[0] in before

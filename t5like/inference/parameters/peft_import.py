@@ -20,6 +20,7 @@ from t5like.interop.peft_files import (
   HFModule,
   PeftFolder,
   check_not_tied,
+  check_scaled,
   linear_modules,
   matches,
   most_common,
@@ -85,8 +86,9 @@ def import_peft(folder: PeftFolder, model: nn.Module, base: Mapping[str, np.ndar
 def _drop_copies(rest: dict[str, np.ndarray], model: nn.Module, base: Mapping[str, np.ndarray]) -> None:
   """Takes out copies of matrices of the base, which peft saves if an embedding or output is tuned."""
   for rule in tensor_rules(model):
-    name = rule.theirs.replace(".weight", ".base_layer.weight")
-    if name in rest and all(path in base for path in rule.ours):
+    module, is_matrix, _ = rule.theirs.rpartition(".weight")
+    name = f"{module}.base_layer.weight"
+    if is_matrix and name in rest and all(path in base for path in rule.ours):
       found = rule.split(rest.pop(name))
       if not all(np.array_equal(array, base[path]) for path, array in found.items()):
         raise UserError(
@@ -202,7 +204,9 @@ def _ia3(
       continue
     is_input = _scales_inputs(vector, config.get("feedforward_modules"), module.name)
     outputs = module.in_our_order(vector.reshape(-1))
-    for path, part in zip(module.ours, np.split(outputs, len(module.ours)), strict=True):
+    parts = dict(zip(module.ours, np.split(outputs, len(module.ours)), strict=True))
+    check_scaled(module, parts)
+    for path, part in parts.items():
       if len(module.ours) == 1 or np.any(part != 1):  # c_attn also has queries, which are not scaled by default
         arrays[f"{path}/ia3"] = part
         (before if is_input else after)[path] = True

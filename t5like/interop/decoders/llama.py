@@ -101,8 +101,11 @@ def _kv_heads(hf: Mapping, default: int | None) -> int | None:
 
 
 def _rope_from_hf(hf: Mapping) -> dict:
-  """Returns our fields of rotary positions: from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
-  rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+  """Returns our fields of rotary positions: from rope_parameters (transformers 5), or rope_theta and rope_scaling.
+
+  If both are present, transformers reads rope_scaling only.
+  """
+  rope = dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
   base = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10_000.0)
   kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
   rope.pop("type", None)

@@ -50,12 +50,17 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   _check_supported(hf)
   longest = hf.get("max_relative_positions", -1)
   longest = longest if longest > 0 else hf["max_position_embeddings"]
-  buckets = hf.get("position_buckets", -1)
   is_first = hf["model_type"] == "deberta"
+  buckets = -1 if is_first else hf.get("position_buckets", -1)
+  if buckets > 0 and not 2 <= buckets < longest:
+    raise UserError(
+      f"DeBERTa with position_buckets = {buckets} is not supported",
+      expected=f"from 2 to less than the largest distance, {longest:,}; or -1",
+    )
   return encoder_config(
     {"layer_norm_eps": 1e-7, "type_vocab_size": 0} | dict(hf),
     positions="disentangled",
-    relative_buckets=buckets if buckets > 0 and not is_first else longest,
+    relative_buckets=buckets if buckets > 0 else longest,
     relative_max_distance=longest,
     relative_norm=not is_first and "layer_norm" in hf.get("norm_rel_ebd", "none"),
     share_position_projections=not is_first and bool(hf.get("share_att_key")),

@@ -54,7 +54,8 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   if mlm_head or not tied:
     check_tied(hf, names, tied, "vocab_projector.weight")
   fields = {bert: hf[own] for bert, own in _FIELDS.items() if own in hf}
-  return encoder_config(dict(hf) | fields | {"type_vocab_size": 0}, mlm_head=mlm_head)
+  # Transformers does not read layer_norm_eps.
+  return encoder_config(dict(hf) | fields | {"type_vocab_size": 0, "layer_norm_eps": 1e-12}, mlm_head=mlm_head)
 
 
 def config_to_hf(config: TransformerConfig, model_type: str = "distilbert") -> dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import seqio
@@ -66,11 +66,12 @@ def _text(value: str | bytes | np.ndarray) -> str:
   return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
-def _register(name: str, config: str, metric) -> None:
+def register_spans(name: str, source: seqio.DataSource, metric: Callable) -> seqio.Task:
+  """Registers a task whose source has SQuAD's fields."""
   labels = seqio.Feature(seqio.PassThroughVocabulary(spans.LENGTH), add_eos=False, rank=1)
-  register_task(
+  return register_task(
     name,
-    source=seqio.TfdsDataSource(f"squad/{config}:3.0.0", splits=("train", "validation")),
+    source=source,
     preprocessors=[questions, seqio.CacheDatasetPlaceholder(), encode_windows],
     output_features=encoder_features(labels=labels),
     postprocess_fn=encoder_scores.squad_window,
@@ -78,5 +79,8 @@ def _register(name: str, config: str, metric) -> None:
   )
 
 
-_register("squad_spans", "v1.1", encoder_scores.squad_windows)
-_register("squad_v2_spans", "v2.0", encoder_scores.squad_v2_windows)
+for _name, _config, _metric in (
+  ("squad_spans", "v1.1", encoder_scores.squad_windows),
+  ("squad_v2_spans", "v2.0", encoder_scores.squad_v2_windows),
+):
+  register_spans(_name, seqio.TfdsDataSource(f"squad/{_config}:3.0.0", splits=("train", "validation")), _metric)

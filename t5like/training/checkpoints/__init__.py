@@ -18,6 +18,7 @@ from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.checkpoints.saving import (
   Checkpoints,
   SaveError,
+  best_step,
   check_disk_space,
   checkpoint_bytes,
   load_parameters,
@@ -29,6 +30,7 @@ __all__ = [
   "CheckpointRetention",
   "Restore",
   "SaveError",
+  "best_step",
   "check_fingerprint",
   "check_restorable",
   "check_disk_space",

@@ -224,6 +224,12 @@ def save_parameters(
   return checkpoint
 
 
+def best_step(model_dir: str | Path, retention: CheckpointRetention) -> int | None:
+  """Returns the step of the best checkpoint by the metric of a retention policy; None without one."""
+  best = retention.best_steps(checkpoint_metrics(model_dir)) if retention.metric else []
+  return best[0] if best else None
+
+
 def load_parameters(
   source: str | Path,
   step: int | None = None,

@@ -117,6 +117,19 @@ def test_older_files(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again.params, expected.params)
 
 
+def test_rope_scaling_added_to_newer_files_is_read_alone(tmp_path):
+  """As in transformers 5, where it replaces rope_parameters."""
+  golden("llama", "LlamaForCausalLM", tmp_path)
+  path = tmp_path / "config.json"
+  added = {
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    "rope_parameters": {"rope_theta": 7.0, "factor": 2.0},
+  }
+  path.write_text(json.dumps(json.loads(path.read_text()) | added))
+  config = huggingface.load(tmp_path).model.config
+  assert (config.rotary_scaling, config.rotary_factor, config.rotary_base) == ("linear", 4.0, 10_000.0)
+
+
 @pytest.mark.parametrize(
   "name, case, fields, words",
   [
@@ -132,6 +145,7 @@ def test_older_files(tmp_path):
     ("opt", "OPTForCausalLM", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm"),
     ("opt", "OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
     ("bloom", "BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "post_layernorm"),
+    ("bloom", "BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact = True"),
   ],
 )
 def test_what_is_not_supported_is_rejected(name, case, fields, words, tmp_path):

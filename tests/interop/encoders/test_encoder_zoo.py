@@ -124,6 +124,8 @@ def test_the_discriminator_of_a_pretrained_electra_is_exported(tmp_path):
     ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "several layers in a group"),
     ("deberta", "DebertaV2ForSequenceClassification", {"pooler_hidden_act": "tanh"}, "pooler_hidden_act = 'tanh'"),
     ("deberta", "DebertaForMaskedLM", {"pos_att_type": "c2p"}, "pos_att_type = .'c2p'. is not supported"),
+    ("deberta", "DebertaV2ForMaskedLM", {"position_buckets": 1}, "position_buckets = 1 is not supported"),
+    ("deberta", "DebertaV2ForMaskedLM", {"position_buckets": 64, "max_relative_positions": 64}, "buckets = 64 is not"),
     ("deberta", "DebertaForMaskedLM", {"position_biased_input": True}, "position_biased_input = True"),
     ("roberta", "RobertaForMaskedLM", {"tie_word_embeddings": False}, "not tied"),
     ("roberta", "RobertaForMaskedLM", {"pad_token_id": 99}, "max_positions: -87"),

@@ -16,8 +16,10 @@ from t5like.finetuning.methods import IA3, HoulsbyAdapter, LoRA, PrefixTuning
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
+from t5like.interop.hf_heads import head_of_task
 from t5like.interop.layouts import expected_shapes, flatten, stack_layers, unflatten, unstack_layers
 from t5like.interop.peft_files import HFModule, PeftFolder, join_low_rank, matches, read_folder
+from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, attach_head
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -51,7 +53,7 @@ def tuned(model, params, trained):
 def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
   golden, folder = outputs(case), read_folder(GOLDEN / "peft" / case)
   imported = huggingface.load(GOLDEN / golden["base"], scan_layers=case in ("gpt2_lora", "gpt2_prefix", "t5_ia3"))
-  trained = import_peft(folder, imported.model)
+  trained = import_peft(folder, imported.model, unstack_layers(flatten(imported.params)))
   model, params = tuned(imported.model, imported.params, trained)
   found = logits(model, params, golden)
   expected = golden["logits"][:, -found.shape[1] :] if found.ndim == 3 else golden["logits"]  # without a prompt's
@@ -69,6 +71,29 @@ def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
   assert bool(saved) == bool(modules) and all(matches(saved, module) for module in modules or ())
   again = import_peft(read_folder(tmp_path), imported.model)
   np.testing.assert_allclose(logits(*tuned(imported.model, imported.params, again), golden), found, atol=1e-6)
+
+
+def test_a_classifiers_adapter_brings_the_head_that_its_base_lacks(tmp_path):
+  golden, folder = outputs("bert_lora"), read_folder(GOLDEN / "peft" / "bert_lora")
+  shutil.copytree(GOLDEN / golden["base"], tmp_path / "base")
+  config = json.loads((tmp_path / "base/config.json").read_text())
+  (tmp_path / "base/config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+  tensors = load_file(tmp_path / "base/model.safetensors")
+  kept = {name: x for name, x in tensors.items() if not name.startswith("classifier.")}
+  save_file(kept, tmp_path / "base/model.safetensors")
+  base = huggingface.load(tmp_path / "base")
+  head = head_of_task(base.model, "SEQ_CLS", folder.tensors)
+  assert isinstance(head, ClassificationHead) and len(head.labels) == golden["logits"].shape[1]
+  model = attach_head(base.model, head)
+  arrays = {f"backbone/{path}": x for path, x in unstack_layers(flatten(base.params)).items()}
+  trained = import_peft(folder, model, arrays)
+  found = logits(trained.method.tune(model), unflatten(arrays | trained.arrays), golden)
+  np.testing.assert_allclose(found, golden["logits"], atol=2e-5, rtol=2e-5)
+  assert head_of_task(base.model, "SEQ_CLS", {}) is None and head_of_task(base.model, None, folder.tensors) is None
+  one = {"classifier.weight": np.zeros((1, 4))}
+  assert isinstance(head_of_task(base.model, "SEQ_CLS", one), RegressionHead)
+  t5 = huggingface.load(GOLDEN / "t5_1_1").model
+  assert isinstance(head_of_task(t5, "QUESTION_ANS", {"qa_outputs.weight": np.zeros((2, 4))}), SpanHead)
 
 
 def test_separate_updates_of_query_and_value_share_gpt2s_c_attn(tmp_path):

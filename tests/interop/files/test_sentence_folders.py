@@ -155,12 +155,40 @@ def test_directories_keep_the_head(tmp_path):
     ("config_sentence_transformers.json", '{"default_prompt_name": "q", "prompts": {}}', "has no prompt 'q'"),
     ("config_sentence_transformers.json", '{"prompts": {"q": 3}}', "invalid prompts"),
     ("config_sentence_transformers.json", '{"truncate_dim": 8}', "cuts off embeddings"),
+    ("sentence_bert_config.json", '{"transformer_task": "fill-mask"}', "transformer_task = fill-mask is not"),
+    ("sentence_bert_config.json", '{"processing_kwargs": {"text": {"max_length": 6}}}', "processing_kwargs = .* not"),
+    ("sentence_bert_config.json", '{"tokenizer_args": {"model_max_length": 9}}', "tokenizer_args = .* is not"),
+    ("sentence_bert_config.json", '{"modality_config": {"text": {"method": "x"}}}', "modality_config = .* is not"),
   ],
 )  # fmt: skip
 def test_invalid_folders(file, content, message, tmp_path):
   folder = copied("bert", tmp_path)
   (folder / file).write_text(content)
   with pytest.raises(UserError, match=message):
+    read_sentence_folder(folder)
+
+
+def test_older_names_of_the_settings(tmp_path):
+  folder = copied("bert", tmp_path)
+  (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": 6, "do_lower_case": true}')
+  assert read_sentence_folder(folder).head.length != 6  # the usual name comes first
+  (folder / "sentence_bert_config.json").unlink()
+  head = read_sentence_folder(folder).head
+  assert (head.length, head.lower_case) == (6, True)
+
+
+def test_texts_that_keep_their_end_are_reported(tmp_path, capsys):
+  folder = copied("bert", tmp_path)
+  change(folder / "tokenizer_config.json", truncation_side="left")
+  read_sentence_folder(folder)
+  assert "keeps the end of a text that is too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", [{"use_residual": True}, {"module_input_name": "token_embeddings"}])
+def test_a_dense_layer_of_another_kind_is_refused(field, tmp_path):
+  folder = copied("t5", tmp_path)
+  change(folder / "2_Dense" / "config.json", **field)
+  with pytest.raises(UserError, match=f"{next(iter(field))} = .* is not supported"):
     read_sentence_folder(folder)
 
 

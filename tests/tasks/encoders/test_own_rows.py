@@ -9,6 +9,7 @@ import t5like
 from t5like.errors import UserError
 from t5like.experiments.cache_building import register_files
 from t5like.tasks.caching.label_forms import label_form
+from t5like.tasks.encoders.own_questions import Questions, placed_answers
 from t5like.tasks.encoders.own_rows import CLASS, TEXT, LabeledColumns, register_classification
 from t5like.tasks.registry import find_task_or_mixture
 
@@ -112,6 +113,66 @@ def test_labels_that_the_training_split_lacks_are_named(tmp_path):
   with pytest.raises(UserError) as error:
     list(source._rows(files["validation"]))
   assert "b.jsonl:1" in error.value.render() and "(a, b)" in error.value.render()
+
+
+QUESTIONS = [
+  {"question": "Where?", "context": "Grün\nin Rome, in Rome", "answers": {"text": ["Rome"], "answer_start": [17]}},
+  {"question": "When?", "context": "In 1066 or 1067.", "answers": ["1067", "1066"]},
+]
+
+
+def test_questions_about_passages(tmp_path):
+  files = {"train": write(tmp_path / "a.jsonl", *QUESTIONS), "dev": write(tmp_path / "b.jsonl", QUESTIONS[1])}
+  register_files("where_spans", files)
+  task, found = find_task_or_mixture("where_spans"), examples("where_spans", length=24)
+  vocabulary = task.output_features["inputs"].vocabulary
+  for row, answer, start in zip(found, ("Rome", "1067"), (17, 11), strict=True):
+    first, last = row["labels"]
+    assert vocabulary.decode(row["inputs"][first : last + 1].tolist()) == answer.lower()
+    assert row["offset_starts"][first] == start
+  assert [answer.decode() for answer in found[1]["answers"]] == ["1067", "1066"]
+  assert len({row["id"] for row in found}) == 2 and label_form(task)["name"] == "spans"
+  assert len(examples("where_spans", "dev")) == 1
+  assert task.metric_fns[0].__name__ == "squad_windows"
+  register_files("maybe_spans", {"train": write(tmp_path / "c.jsonl", *QUESTIONS, QUESTIONS[0] | {"answers": []})})
+  assert find_task_or_mixture("maybe_spans").metric_fns[0].__name__ == "squad_v2_windows"
+  assert examples("maybe_spans", length=24)[2]["labels"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+  ("answers", "placed"),
+  [
+    (None, []), ([], []), ({"text": [], "answer_start": []}, []), ("b", [(1, "b")]), (["c", "b"], [(3, "c"), (1, "b")]),
+    ({"text": ["b"]}, [(1, "b")]), ({"text": ["b"], "answer_start": [2]}, [(2, "b")]),
+    ({"text": ["b"], "answer_start": [0]}, None), ({"text": ["b"], "answer_start": []}, None), (["d"], None),
+    ([""], None), (5, None), ({"text": ["b"], "answer_start": ["1"]}, None),
+    ({"text": ["abb"], "answer_start": [-4]}, None),
+  ],
+)  # fmt: skip
+def test_answers_are_where_the_context_has_them(answers, placed):
+  assert placed_answers(answers, "abbc") == placed
+
+
+@pytest.mark.parametrize(
+  ("row", "message"),
+  [
+    ({"question": "Why?", "context": "so", "answers": ["no"]}, "expected  answers in the context: "),
+    ({"question": 5, "context": "so", "answers": ["so"]}, "expected  a string as question"),
+    ({"question": "Why?", "answers": []}, "expected  a string as context"),
+  ],
+)
+def test_questions_that_cannot_be_learned_are_named(tmp_path, row, message):
+  files = {"train": write(tmp_path / "a.jsonl", QUESTIONS[1], row)}
+  register_files(f"odd_{tmp_path.name}_spans", files)
+  with pytest.raises(UserError) as error:
+    list(Questions(files)._rows(files["train"]))
+  assert message in error.value.render() and "a.jsonl" in error.value.render()
+
+
+def test_some_question_must_have_an_answer(tmp_path):
+  files = {"train": write(tmp_path / "a.jsonl", QUESTIONS[0] | {"answers": []})}
+  with pytest.raises(UserError, match="no row of task 'never_spans' has an answer"):
+    register_files("never_spans", files)
 
 
 class Frame:
