@@ -243,7 +243,7 @@ def labels_of(hf: Mapping) -> tuple[str, ...]:
 
 
 def head_of_task(model: nn.Module, task: str | None, tensors: Mapping[str, Any]) -> Any:
-  """Returns the head that peft's `task_type` trains on a model without one, given its tensors; None if there is none."""
+  """Returns the head that peft's `task_type` trains on a model without one, or None, given its tensors."""
   family = _family_name(model)
   found = next((each for each in CLASSES.get(_TASKS.get(task, ""), ()) if each.family == family), None)
   output = next((theirs for theirs, ours in found.layers.items() if ours == "out"), "") if found else ""

@@ -81,7 +81,7 @@ def check_scaled(module: HFModule, vectors: Mapping[str, np.ndarray | None]) -> 
   wrong = [path for path, x in vectors.items() if x is not None and np.any(x != 1) and not path.endswith("/key")]
   if wrong and module.name.endswith(".in_proj"):
     raise UserError(
-      "(IA)3 of DeBERTa's in_proj scales queries and values before their biases are added: here they are part of a layer",
+      "(IA)3 of DeBERTa's in_proj scales queries and values before their biases are added, here after it",
       try_="a plain model: merge_and_unload of peft, t5like convert merge",
     )
 
