@@ -261,7 +261,6 @@ def _loss(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
   """Prints the scores of two models and the rows on which they differ."""
   from t5like.evaluation.comparison import Selection, compare_paths, differences_table
-  from t5like.training.records.model_dir import write_text
 
   a, b = (storage.as_path(path).absolute() for path in args.compare)
   selection = Selection(tuple(_names(args)) or None, args.split, args.step)
@@ -274,7 +273,7 @@ def _compare(args: argparse.Namespace) -> int:
       print(f"  row {row['row']}: {row['inputs']}\n    target {row['target']!r}, A {row['a']!r}, B {row['b']!r}")
     if args.out:
       path = storage.as_path(args.out) / f"{found.name}.differs.jsonl"
-      write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
+      storage.write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
       print(f"  all differences: {path}")
   return 0
 

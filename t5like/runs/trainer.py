@@ -17,6 +17,7 @@ import numpy as np
 from t5like import data, parallel, planning
 from t5like.console import ProgressLine, say
 from t5like.errors import RunError, UserError
+from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
 from t5like.runs.evaluations import (
@@ -399,7 +400,7 @@ class Trainer:
     if jax.process_index() == 0:
       plot_loss(run.model_dir, rows)
       tag = price_tag(self._experiment, run.model_dir, run.phases, run.model)
-      directory.write_text(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
+      storage.write_atomic(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
     say(self._goodput.report(step - self._first_step))
     say(goodput.summary_of_attempts(run.model_dir / goodput.FILE))
     if interrupted:

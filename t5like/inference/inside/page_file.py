@@ -15,7 +15,6 @@ from t5like.inference.results import Attention
 from t5like.inference.rows import RejectedRow, windows
 from t5like.inference.running import Progress, answer_window
 from t5like.models.heads import WithHead
-from t5like.training.records.model_dir import write_text
 
 
 def write_attention_page(
@@ -55,5 +54,5 @@ def write_attention_page(
   if not found:
     raise UserError("no row could be read")
   if jax.process_index() == 0:
-    write_text(file, attention_page(model.folder.name, found, limits, max((total or read) - read, 0)))
+    storage.write_atomic(file, attention_page(model.folder.name, found, limits, max((total or read) - read, 0)))
   return rejected

@@ -16,7 +16,6 @@ import numpy as np
 from t5like.errors import RunError
 from t5like.files import storage
 from t5like.training.detection import COUNTS, detection_scores
-from t5like.training.records.model_dir import write_text
 from t5like.training.records.tensorboard import EventWriter
 
 FILE = "metrics.jsonl"
@@ -135,7 +134,7 @@ class MetricWriter:
       model_dir.mkdir(parents=True, exist_ok=True)
       before = read_metrics(model_dir) if before is None else before
       kept = _keep_rows(path, [row for row in before if row["step"] <= first_step])
-      write_text(model_dir / GLOSSARY_FILE, glossary_text())
+      storage.write_atomic(model_dir / GLOSSARY_FILE, glossary_text())
       self._writers = [_JsonLines(path, kept), _TensorBoard(model_dir, first_step), *writers]
     except OSError as error:
       raise write_error(path, error) from None
