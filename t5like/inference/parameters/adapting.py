@@ -38,7 +38,7 @@ from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters, SourceModel
 from t5like.training.checkpoints.layer_layouts import LAYER, STACKED
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path
 from t5like.training.state import StateSpec
 from t5like.vocabularies import Vocabulary
 
@@ -115,7 +115,7 @@ def adapt(
     stored = source.stored if given else stored_arrays(source / PARAMS)
   except Unreadable:  # check_restorable reports the damage
     return source
-  wanted = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(spec.shapes.params)}
+  wanted = leaves_by_path(spec.shapes.params)
   same = {k: v.shape for k, v in stored.items()} == {k: v.shape for k, v in wanted.items()}
   has_head = any(path.startswith(_HEAD) for path in wanted)
   if same and not has_head and saved == fingerprint and not options.layers:

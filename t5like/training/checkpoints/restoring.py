@@ -30,7 +30,7 @@ from t5like.training.checkpoints.folders import (
 )
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.checkpoints.layer_layouts import Arrays, LayerLayout
-from t5like.training.optimizers.rules import check_pattern, nearest_paths, path_text
+from t5like.training.optimizers.rules import check_pattern, leaves_by_path, nearest_paths, path_text
 from t5like.training.state import StateSpec, TrainState
 
 
@@ -86,7 +86,7 @@ def find_episode(checkpoint: Path | GivenParameters, specs: Sequence[StateSpec])
   if len(specs) == 1 or isinstance(checkpoint, GivenParameters):
     return 0
   stored = _stored(checkpoint, TRAINING)
-  wanted = [_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
+  wanted = [array_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
   fits = (not compare(LayerLayout.of(stored, target).stored, target) for target in wanted)
   return next((number for number, fit in enumerate(fits) if fit), 0)
 
@@ -143,10 +143,10 @@ def _match_items(
   fields = [line for line in fields if line.split()[0] != "scan_layers"]  # layers are converted
   if options.lenient:
     fields = [line for line in fields if line.split()[0] == "vocabulary"]
-  targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
+  targets = {PARAMS: array_targets(spec.shapes.params, spec.shardings.params)}
   with_training = not given and has_training_state(checkpoint) and not options.parameters_only
   if with_training:
-    targets[TRAINING] = _targets(training_part(spec.shapes), training_part(spec.shardings))
+    targets[TRAINING] = array_targets(training_part(spec.shapes), training_part(spec.shardings))
   items, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
     stored = checkpoint.stored if given else _stored(checkpoint, name)
@@ -282,18 +282,18 @@ def training_part(state: TrainState) -> dict[str, Any]:
   return part if state.carry is None else part | {"carry": state.carry}
 
 
-def _targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  leaves = jax.tree.leaves_with_path(shapes)
-  leaf_shardings = jax.tree.leaves(shardings)
+def array_targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shape, dtype and sharding of each array, by path."""
+  arrays, leaf_shardings = leaves_by_path(shapes), jax.tree.leaves(shardings)
   return {
-    path_text(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    for (path, leaf), sharding in zip(leaves, leaf_shardings, strict=True)
+    path: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+    for (path, array), sharding in zip(arrays.items(), leaf_shardings, strict=True)
   }
 
 
 def _assemble(shapes: Any, arrays: Mapping[str, jax.Array], initial: Any) -> Any:
   """Returns a tree like `shapes` of the arrays that were read, with the rest from `initial`."""
-  rest = {} if initial is None else {path_text(p): leaf for p, leaf in jax.tree.leaves_with_path(initial)}
+  rest = {} if initial is None else leaves_by_path(initial)
 
   def choose(path: tuple, shape: Any) -> jax.Array:
     name = path_text(path)

@@ -110,8 +110,12 @@ def path_text(path: tuple) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+  return {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
 def variable_paths(params: Any) -> list[str]:
-  return [path_text(path) for path, _ in jax.tree.leaves_with_path(params)]
+  return list(leaves_by_path(params))
 
 
 def numbered_paths(params: Any) -> dict[str, list[str]]:
@@ -127,7 +131,7 @@ def numbered_paths(params: Any) -> dict[str, list[str]]:
     at = parts.index(STACKED)
     return ["/".join([*parts[:at], f"{STACKED}_{i}", *parts[at + 1 :]]) for i in range(leaf.shape[0])]
 
-  return {path_text(path): paths(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+  return {path: paths(path, leaf) for path, leaf in leaves_by_path(params).items()}
 
 
 def _matches(pattern: str, *paths: str) -> bool:
