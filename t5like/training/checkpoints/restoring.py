@@ -107,7 +107,10 @@ def restore_state(
   if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
     run_on_process_zero(lambda: _check_damage(checkpoint))
   items = _match_items(checkpoint, spec, fingerprint, options)
-  read = {name: _read(checkpoint, name, item) for name, item in items.items()}
+  read = {
+    name: item.layout.read(item.wanted, functools.partial(_read_stored, checkpoint, name))
+    for name, item in items.items()
+  }
   initial = None
   if TRAINING not in items or any(item.missing for item in items.values()):
     if fresh is None:
@@ -259,10 +262,6 @@ def _stored(checkpoint: Path, name: str) -> Arrays:
     return stored_arrays(checkpoint / name)
   except Unreadable as error:
     raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
-
-
-def _read(checkpoint: Path | GivenParameters, name: str, item: _ItemMatch) -> dict[str, Any]:
-  return item.layout.read(item.wanted, functools.partial(_read_stored, checkpoint, name))
 
 
 def _read_stored(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:

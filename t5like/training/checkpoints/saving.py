@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import traverse_util
 
 import t5like.training.checkpoints.integrity as integrity
 from t5like.console import byte_size
@@ -293,14 +294,9 @@ def _averaged(checkpoint: Path) -> Any:
   frozen = [path for path in params if path not in averaged]
   values = {path: arrays[place] for path, place in averaged.items()}
   values |= read_arrays(checkpoint / PARAMS, dict.fromkeys(frozen)) if frozen else {}
-  nested: dict[str, Any] = {}
-  for path, stored in params.items():
-    *parents, name = path.split("/")
-    node = nested
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[name] = values[path].astype(stored.dtype)
-  return nested
+  return traverse_util.unflatten_dict(
+    {path: values[path].astype(stored.dtype) for path, stored in params.items()}, sep="/"
+  )
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
