@@ -311,7 +311,7 @@ class Trainer:
       self.watchdog.heartbeat()
     self._record_goodput(int(state.step))
 
-  def _check_directory(self) -> int:
+  def _check_directory(self) -> None:
     """Raises DirectoryRemoved if the directory is gone: further writes would create an incomplete one."""
     self._lock.check()
     if not (self._run.model_dir / directory.CONFIG).is_file():
@@ -321,7 +321,6 @@ class Trainer:
         missing=directory.CONFIG,
         try_="restore the directory from a backup; without it, the same command starts from step 0",
       )
-    return 0
 
   def _evaluated_tasks(self) -> dict[str, list[str]]:
     """Returns the tasks of each kind of evaluation that the run has."""

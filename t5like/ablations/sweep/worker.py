@@ -46,13 +46,12 @@ _DONE, _LATER = -1, -2  # no run is left; other workers hold those that are
 def prepare_sweep(planner: Planner) -> None:
   """Builds all token caches, then records the settings: a misspelled task must not end up in sweep.json."""
 
-  def prepare() -> int:
+  def prepare() -> None:
     with storage.write_errors("the sweep", folder=planner.sweep_dir, try_="another --sweep_dir"):
       (planner.sweep_dir / RESULTS).mkdir(parents=True, exist_ok=True)
     read_results(planner.sweep_dir)  # raises if one is damaged: it would count as finished
     build_caches(planner)
     record_settings(planner.sweep_dir, planner.requested)
-    return 0
 
   run_on_process_zero(prepare)
 

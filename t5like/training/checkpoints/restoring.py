@@ -240,10 +240,9 @@ def _settings(fields: list[str], saved: Mapping[str, Any]) -> str:
   )
 
 
-def _check_damage(checkpoint: Path) -> int:
+def _check_damage(checkpoint: Path) -> None:
   if damage := integrity.verify_checksums(checkpoint):
     raise damaged_error(checkpoint, damage)
-  return 0
 
 
 def damaged_error(checkpoint: Path, damage: str) -> UserError:

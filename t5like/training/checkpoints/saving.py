@@ -148,7 +148,7 @@ class Checkpoints:
         raise
       error.add_note(f"and {second}")
 
-  def _prepare_folder(self) -> int:
+  def _prepare_folder(self) -> None:
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
       clear_leftovers(self.folder)
@@ -156,7 +156,6 @@ class Checkpoints:
       raise UserError(
         "checkpoints cannot be written", folder=self.folder, because=error.strerror or str(error)
       ) from None
-    return 0
 
   def _is_saved_or_has_room(self, step: int, needed: int) -> bool:
     if is_finished(self.folder / str(step)):
