@@ -38,6 +38,7 @@ import types
 import unittest.mock
 from pathlib import Path
 
+import gin
 import hypothesis
 import jax
 import pytest
@@ -45,6 +46,7 @@ from jax._src.interpreters import mlir
 
 from t5like.cli.main import main
 from t5like.errors import ERROR_FILE
+from t5like.experiments.reading import register_configurables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -197,6 +199,14 @@ def finetune(token_caches):
     "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
     "--gin.LENGTHS={'inputs': 32, 'targets': 4}", f"--gin.CACHE_DIR={token_caches}", "--gin.EVAL_EXAMPLES=20",
   ]  # fmt: skip
+
+
+@pytest.fixture
+def clean_gin():
+  """All configurables are registered; the test's configuration is cleared at its end."""
+  register_configurables()
+  yield
+  gin.clear_config()
 
 
 @pytest.fixture
