@@ -18,7 +18,7 @@ from t5like.data.cache_builder import (
   DEFAULT_LIMITS,
   CacheProgress,
   PieceBuilder,
-  build_planned,
+  build_cache,
   cut_pieces,
   plan_cache,
   shard_name,
@@ -292,7 +292,7 @@ class TaskCacheBuilder:
       else:
         workers = usable_cpus() if settings.workers is None else settings.workers
         with BuildProgress(task.num_input_examples(settings.split)) as progress:
-          build_planned(
+          build_cache(
             folder,
             job.plan,
             job.parts,
