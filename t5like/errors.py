@@ -107,10 +107,10 @@ def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:
   return ", ".join(by_folded[c] for c in close)
 
 
-def in_columns(names: Iterable[str], width: int = 100) -> str:
-  """Formats names in aligned columns, from left to right."""
+def in_columns(names: Iterable[str]) -> str:
+  """Formats names in aligned columns, from left to right, in lines of about 100 characters."""
   names = list(names)
   column = max(map(len, names), default=0) + 2
-  each = max(width // column, 1)
+  each = max(100 // column, 1)
   lines = (names[first : first + each] for first in range(0, len(names), each))
   return "\n".join("".join(f"{name:<{column}}" for name in line).rstrip() for line in lines)

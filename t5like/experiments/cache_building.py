@@ -310,7 +310,7 @@ class TaskCacheBuilder:
     if self._settings.force:
       return False
     try:
-      written = data.describe_cache(folder, rebuild_command="")
+      written = data.describe_cache(folder)
     except UserError as error:
       if folder.exists():
         print(f"rebuilding the token cache: {error.what}", file=sys.stderr)

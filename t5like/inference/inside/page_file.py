@@ -17,14 +17,12 @@ from t5like.inference.running import Progress, answer_window
 from t5like.models.heads import WithHead
 
 
-def write_attention_page(
-  model: Model, settings: InferenceSettings, path: str, target_field: str = TARGETS, limits: PageLimits | None = None
-) -> int:
+def write_attention_page(model: Model, settings: InferenceSettings, path: str, target_field: str = TARGETS) -> int:
   """Writes a page with the attention weights of the first rows; returns the number of rejected rows.
 
   The decoder of an encoder-decoder reads the row's target, else the answer that it generates (`settings.job`).
   """
-  limits = limits or PageLimits()
+  limits = PageLimits()
   storage.check_reachable(path, "--attention")
   file = storage.as_path(path)
   if file.exists() and not settings.overwrite:
