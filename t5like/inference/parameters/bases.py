@@ -65,7 +65,7 @@ def read_base(
   """
   found = source if isinstance(source, GivenParameters) else find_parameters(str(source), model)
   _refuse_tuned(found)
-  spec, options = plain_spec(model), dataclasses.replace(options or Restore(), parameters_only=True)
+  spec, options = _plain_spec(model), dataclasses.replace(options or Restore(), parameters_only=True)
   adapted = adapt(found, model, vocabulary, spec, fingerprint, options)
   check_restorable(adapted, spec, fingerprint, options)
 
@@ -94,7 +94,7 @@ def read_base(
   return TunedBase(parameter_digest(arrays), parameters)
 
 
-def plain_spec(model: nn.Module) -> StateSpec:
+def _plain_spec(model: nn.Module) -> StateSpec:
   """Returns the spec of a model's parameters on one device, to compare them with those of a checkpoint."""
   shapes = nn.unbox(boxed_shapes(model))
   sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
