@@ -100,6 +100,15 @@ class InvalidSetting(UserError):
     return UserError(f"--{self.what}", **self.lines)
 
 
+def is_integer(value: object) -> bool:
+  """Returns whether a setting is an integer; to Python, True is one, too."""
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:
   """Returns the valid names closest to `name`, joined for an error line; '' if none is close."""
   by_folded = {c.casefold(): c for c in candidates}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_number
 from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
@@ -305,7 +305,7 @@ def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
 def _rate(found: HeadClass, hf: Mapping) -> float:
   *fields, default = found.dropout
   rate = next((hf[field] for field in fields if hf.get(field) is not None), default)
-  if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+  if not is_number(rate) or not 0.0 <= rate < 1.0:
     raise UserError(f"invalid dropout of the head: {str(rate)[:60]}", field=", ".join(fields), expected="0 <= rate < 1")
   return float(rate)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError, is_number, nearest
 from t5like.files import storage
 from t5like.interop import tensor_folders
 from t5like.interop.tensor_folders import TensorFolder, read_json
@@ -137,7 +137,7 @@ def _text_settings(folder: Path, transformer: Path) -> dict[str, Any]:
   """Returns the facts about texts: their length, lower case, a prompt, special tokens."""
   own = _json_if_there(transformer / _SETTINGS)
   length = own.get("max_seq_length") or _json_if_there(transformer / "tokenizer_config.json").get("model_max_length")
-  if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
+  if length is not None and (not is_number(length) or length < 1):
     raise UserError(f"invalid maximum length in {transformer}: {str(length)[:60]}", expected="a number of tokens")
   config = _json_if_there(folder / _PROMPTS)
   prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")
