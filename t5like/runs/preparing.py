@@ -68,11 +68,11 @@ from t5like.training.checkpoints import (
   newest_intact,
 )
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
+from t5like.training.microbatches import check_microbatches
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.selection import Selection
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec, with_optimizer
-from t5like.training.step import check_microbatches
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
