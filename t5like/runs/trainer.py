@@ -66,7 +66,8 @@ class TrainingResult:
   metrics   training metrics: means over the steps since the previous row
   scores    scores of the last evaluation by full name, such as eval/snli/accuracy
   stopped   "finished", "early" (EARLY_STOPPING) or "interrupted", by `signal` or by another host
-  signal    that came; in the last evaluation, which is not interrupted, it is for what follows the run
+  signal    the signal that was received. One that arrives during the last evaluation does not interrupt it; callers
+            decide what to do after the run
   """
 
   model_dir: Path

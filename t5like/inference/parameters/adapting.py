@@ -172,7 +172,7 @@ def check_same_labels(checkpoint: Path, model: nn.Module) -> None:
 
 
 class _Plan:
-  """For every array of the run, where it comes from."""
+  """Chooses the source of every array of the run: arrays of the checkpoint, and how they are converted."""
 
   def __init__(
     self,
@@ -202,7 +202,7 @@ class _Plan:
     with_head = any(path.startswith(_HEAD) for path in wanted)
     takes_head = with_head and _same_head(known.head, head) and _select_head(stored) == _select_head(wanted)
     for path, target in wanted.items():
-      # A projection to the states of a wider or narrower teacher starts anew.
+      # A projection to the states of a teacher of another width is initialized again.
       resized = path.startswith(f"{LEARNED}/") and path in stored and stored[path].shape != target.shape
       if not resized and (not path.startswith(_HEAD) or takes_head):
         self._find(path, target)
