@@ -112,6 +112,15 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 
 
+@contextlib.contextmanager
+def children_here():
+  with contextlib.ExitStack() as patches:
+    for starter in ("token_caches", "seqio_process"):
+      here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
+      patches.enter_context(here)
+    yield
+
+
 all_devices = jax.local_devices
 
 
@@ -132,9 +141,7 @@ def run_here(*args: object, status: int = 0, devices: int = 1):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
     patches.enter_context(first_devices(devices))
-    for starter in ("token_caches", "seqio_process"):
-      here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
-      patches.enter_context(here)
+    patches.enter_context(children_here())
     code = exit_status([str(a) for a in args])
   assert code == status, f"status {code}\n{out.getvalue()}\n{err.getvalue()}"
   return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
@@ -157,9 +164,11 @@ def one_device():
     yield
 
 
-@pytest.fixture(scope="session")
-def start_child_here():
-  return start_here
+@pytest.fixture
+def run_children_here():
+  """For calls of functions that start the command: it runs in this process, which has imported TensorFlow."""
+  with children_here():
+    yield
 
 
 @pytest.fixture
