@@ -14,6 +14,7 @@ from t5like.errors import UserError, is_number
 from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
+from t5like.interop.hf_fields import check_values
 from t5like.interop.mapping import Rule
 from t5like.models import BERT, GPT
 from t5like.models.heads import (
@@ -200,9 +201,7 @@ def find_head(hf: Mapping) -> HeadClass | None:
 
 def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
   """Returns our head, with the labels of config.json."""
-  for field, value in found.needs.items():
-    if hf.get(field, value) != value:
-      raise UserError(f"a head with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r}")
+  check_values(hf, "a head", **found.needs)
   rate = _rate(found, hf)
   settings = dict(found.settings) | {"dropout_rate": rate}
   if found.form == "spans":
