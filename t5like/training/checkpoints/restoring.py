@@ -211,7 +211,6 @@ def _mismatch_error(
   # Another model has another optimizer state as well: the parameters are enough.
   show_training = training and not differences[PARAMS] and not other_optimizer
   lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
-  only_optimizer = not fields and not differences[PARAMS]
   settings = "" if any(differences.values()) else _settings(fields, saved["fingerprint"])
   if isinstance(checkpoint, GivenParameters):
     return UserError(
@@ -220,16 +219,20 @@ def _mismatch_error(
       **lines,
       try_=settings or checkpoint.advice,
     )
+  if fields or differences[PARAMS]:
+    other = "model or vocabulary"
+    advice = settings or "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)"
+  else:
+    other = "optimizer or selection of trained parameters"
+    advice = f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0"
   return UserError(
-    "this checkpoint belongs to another optimizer or selection of trained parameters" if only_optimizer
-    else "this checkpoint belongs to another model or vocabulary",
+    f"this checkpoint belongs to another {other}",
     checkpoint=checkpoint,
     differs="\n".join(fields),
     **lines,
     optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
-    try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
-    else settings or "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
-  )  # fmt: skip
+    try_=advice,
+  )
 
 
 def _settings(fields: list[str], saved: Mapping[str, Any]) -> str:
