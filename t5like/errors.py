@@ -104,6 +104,15 @@ class InvalidSetting(UserError):
     return UserError(f"--{self.what}", **self.lines)
 
 
+def is_integer(value: object) -> bool:
+  """Returns whether a setting is an integer; to Python, True is one, too."""
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:
   """Returns the valid names closest to `name`, joined for an error line; '' if none is close."""
   by_folded = {c.casefold(): c for c in candidates}
@@ -111,10 +120,10 @@ def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:
   return ", ".join(by_folded[c] for c in close)
 
 
-def in_columns(names: Iterable[str], width: int = 100) -> str:
-  """Formats names in aligned columns, from left to right."""
+def in_columns(names: Iterable[str]) -> str:
+  """Formats names in aligned columns, from left to right, in lines of about 100 characters."""
   names = list(names)
   column = max(map(len, names), default=0) + 2
-  each = max(width // column, 1)
+  each = max(100 // column, 1)
   lines = (names[first : first + each] for first in range(0, len(names), each))
   return "\n".join("".join(f"{name:<{column}}" for name in line).rstrip() for line in lines)

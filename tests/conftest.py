@@ -38,6 +38,7 @@ import types
 import unittest.mock
 from pathlib import Path
 
+import gin
 import hypothesis
 import jax
 import pytest
@@ -45,6 +46,7 @@ from jax._src.interpreters import mlir
 
 from t5like.cli.main import main
 from t5like.errors import ERROR_FILE
+from t5like.experiments.reading import register_configurables
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -110,6 +112,15 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 
 
+@contextlib.contextmanager
+def children_here():
+  with contextlib.ExitStack() as patches:
+    for starter in ("token_caches", "seqio_process"):
+      here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
+      patches.enter_context(here)
+    yield
+
+
 all_devices = jax.local_devices
 
 
@@ -130,9 +141,7 @@ def run_here(*args: object, status: int = 0, devices: int = 1):
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
     patches.enter_context(first_devices(devices))
-    for starter in ("token_caches", "seqio_process"):
-      here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
-      patches.enter_context(here)
+    patches.enter_context(children_here())
     code = exit_status([str(a) for a in args])
   assert code == status, f"status {code}\n{out.getvalue()}\n{err.getvalue()}"
   return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
@@ -155,9 +164,11 @@ def one_device():
     yield
 
 
-@pytest.fixture(scope="session")
-def start_child_here():
-  return start_here
+@pytest.fixture
+def run_children_here():
+  """For calls of functions that start the command: it runs in this process, which has imported TensorFlow."""
+  with children_here():
+    yield
 
 
 @pytest.fixture
@@ -197,6 +208,14 @@ def finetune(token_caches):
     "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
     "--gin.LENGTHS={'inputs': 32, 'targets': 4}", f"--gin.CACHE_DIR={token_caches}", "--gin.EVAL_EXAMPLES=20",
   ]  # fmt: skip
+
+
+@pytest.fixture
+def clean_gin():
+  """All configurables are registered; the test's configuration is cleared at its end."""
+  register_configurables()
+  yield
+  gin.clear_config()
 
 
 @pytest.fixture

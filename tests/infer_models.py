@@ -29,6 +29,17 @@ def folder_of(name: str, folder: Path, **special: int) -> Path:
   return folder
 
 
+def golden_folders(folder: Path) -> dict[str, Path]:
+  """A golden model of each kind in `folder`."""
+  t5, gpt2, bert = golden("t5_1_1"), golden("gpt2"), golden("bert")
+  marks = {kind: bert[kind] for kind in ("cls", "sep", "mask")}
+  return {
+    "t5": folder_of("t5_1_1", folder / "t5", eos=t5["eos"]),
+    "gpt2": folder_of("gpt2", folder / "gpt2", eos=gpt2["eos"]),
+    "bert": folder_of("bert", folder / "bert", eos=bert["sep"], **marks),
+  }
+
+
 def write_tokenizer(folder: Path, ids: int, **special: int) -> None:
   """Writes a vocabulary of the words w0, w1, ...; the last one stands for unknown words."""
   tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(ids)}, unk_token=f"w{ids - 1}"))

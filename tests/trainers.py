@@ -11,10 +11,27 @@ from pathlib import Path
 import numpy as np
 from ports import free_port
 
+from t5like.training import optimizers
 from t5like.training.checkpoints import checkpoint_steps, load_parameters
 from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def tiny_settings(folder, token_caches, model) -> dict:
+  """Arguments of an experiment: one step of a language model on rows of eight tokens."""
+  return dict(
+    model_dir=str(folder),
+    model=model,
+    vocabulary="tiny",
+    task="novels_causal_lm",
+    lengths={"inputs": 8},
+    batch_size=8,
+    steps=1,
+    optimizer=optimizers.adamw(1e-2),
+    cache_dir=str(token_caches),
+    log_period=1,
+  )
 
 
 def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> subprocess.Popen:

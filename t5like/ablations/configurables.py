@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 import gin
 
-from t5like.ablations.mixing import mixing_rates
 from t5like.ablations.suites.plan import Suite
-from t5like.errors import UserError
+from t5like.errors import UserError, nearest
 from t5like.models.config import MODIFICATIONS, TransformerConfig
 from t5like.objectives import CATALOGUE
 from t5like.planning.flops import forward_flops
+from t5like.tasks.mixing_rates import mixing_rates as rates_by_size
+
+_STRATEGIES = ("equal", "proportional", "temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,20 @@ def mixed_tasks(
     raise UserError(f"TASK_SIZES contains the corpus, {corpus!r}", try_="TASK_SIZES without it")
   largest = maximum or max(sizes.values())
   return mixing_rates({corpus: largest, **sizes}, strategy, maximum, temperature)
+
+
+def mixing_rates(
+  sizes: Mapping[str, int], strategy: str, maximum: int | None = None, temperature: float = 1.0
+) -> dict[str, float]:
+  """Returns rates that sum to 1: equal, by size up to `maximum`, or the latter to the power 1 / temperature."""
+  if strategy not in _STRATEGIES:
+    raise UserError(
+      f"unknown mixing strategy {strategy!r}", nearest=nearest(strategy, _STRATEGIES), known=", ".join(_STRATEGIES)
+    )
+  if strategy == "equal":
+    return {task: 1 / len(sizes) for task in sizes}
+  weights = rates_by_size(sizes, maximum, temperature)
+  return {task: weight / sum(weights.values()) for task, weight in weights.items()}
 
 
 def sum_of(numbers: tuple[int, ...]) -> int:

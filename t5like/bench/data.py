@@ -79,11 +79,11 @@ def _texts(files: Sequence[str], characters: int) -> list[str]:
   return texts
 
 
-def _min_seconds(function: Callable[[], object], repeats: int = 5) -> float:
+def _min_seconds(function: Callable[[], object]) -> float:
   """Returns the shortest of several runs, which is the least disturbed by other processes."""
   function()
   times = []
-  for _ in range(repeats):
+  for _ in range(5):
     started = time.perf_counter()
     function()
     times.append(time.perf_counter() - started)

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from t5like.errors import UserError
-
 _REPEATS = 3
 _TIMEOUT = 600  # seconds
 _SENTENCES = Path(__file__).parents[1] / "tasks" / "embedded" / "snli.train.jsonl.gz"
@@ -126,10 +124,3 @@ def describe(result: dict[str, Any]) -> str:
     f"({result['texts']:,} texts in {result['seconds']:.3f} s, spread {result['spread']:.1%})\n"
     f"  {result['device']}, first call {result['first_call_seconds']:.1f} s"
   )
-
-
-def check(settings: EmbedBench) -> None:
-  """Raises UserError for numbers that are not positive."""
-  for name in ("texts", "words", "batch_size"):
-    if getattr(settings, name) is not None and getattr(settings, name) < 1:
-      raise UserError(f"invalid --{name}: {getattr(settings, name)}", expected="at least 1")

@@ -1,1 +1,1 @@
-"""The verbs of the command line, one a file; the only place where the rooms meet."""
+"""The commands of the command line, one file or folder each. Nothing outside of this package imports it."""

@@ -26,7 +26,7 @@ from t5like.ablations.sweep.local_workers import check_workers, run_workers
 from t5like.ablations.sweep.plan import Planner, plan_sweep
 from t5like.ablations.sweep.settings import SCALES, SweepSettings, custom_recipes
 from t5like.cli import ablate_report
-from t5like.cli.options import add_host_arguments
+from t5like.cli.options import add_host_arguments, at_least
 from t5like.cli.train import join_hosts
 from t5like.errors import UserError
 from t5like.files import storage
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--recipe", action="append", default=[], metavar="FILE", help="a custom recipe: a gin file; may be repeated"
   )
   group.add_argument("--scale", choices=SCALES, help="sizes and steps (default: paper)")
-  group.add_argument("--seeds", type=int, metavar="N", help="runs of each recipe (default: set by the scale)")
+  group.add_argument("--seeds", type=at_least(1), metavar="N", help="runs of each recipe (default: set by the scale)")
   group.add_argument(
     "--tasks", action="append", default=[], help="tasks to fine-tune on, comma-separated; a+b: both in one mixture"
   )
@@ -126,8 +126,6 @@ def sweep_settings(args: argparse.Namespace) -> SweepSettings:
   """Returns the settings of the command line; options that were not given are empty."""
   if args.validation_corpus and not args.corpus:
     raise UserError("--validation_corpus requires --corpus")
-  if args.seeds is not None and args.seeds < 1:
-    raise UserError(f"invalid --seeds: {args.seeds}", expected="at least 1")
   return SweepSettings(
     tables=args.table,
     recipes=[],  # plan_sweep finds those of --rows in the tables

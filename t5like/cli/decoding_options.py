@@ -92,6 +92,6 @@ def decode_settings(
 
 def method_for(name: str) -> str | None:
   """Returns the only method that uses an option; None if several do."""
-  from t5like.decoding.options import BEAM_OPTIONS, SAMPLING_OPTIONS
+  from t5like.decoding.settings import BEAM_OPTIONS, SAMPLING_OPTIONS
 
-  return {**dict.fromkeys(SAMPLING_OPTIONS, "sample"), **dict.fromkeys(BEAM_OPTIONS[:-1], "beam")}.get(name)
+  return {**dict.fromkeys(SAMPLING_OPTIONS, "sample"), **dict.fromkeys(BEAM_OPTIONS, "beam")}.get(name)

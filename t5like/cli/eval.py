@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_languages, add_task_modules, option_lines, task_modules
+from t5like.cli.options import add_languages, add_task_modules, at_least, option_lines, task_modules
 from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
 
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--again", action="store_true", help="evaluate again what was evaluated before")
   parser.add_argument("--batch_size", type=int, metavar="N", help="rows per batch (default: the run's, or 32)")
   parser.add_argument("--inputs_length", type=int, metavar="N", help="cut inputs to N tokens (default: as in training)")
-  parser.add_argument("--show", type=int, default=3, metavar="N", help="answers to print (default: 3)")
+  parser.add_argument("--show", type=at_least(0), default=3, metavar="N", help="answers to print (default: 3)")
   parser.add_argument("--out", help="output folder (default: MODEL_DIR)")
   parser.add_argument("--vocabulary", help="name or file (default: the model's own)")
   add_languages(parser)
@@ -109,7 +109,9 @@ def _add_metrics(parser: argparse.ArgumentParser) -> None:
     "--squad_file", metavar="FILE", help="the official SQuAD file, to restore the original text of answers"
   )
   group.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two model directories or prediction files")
-  group.add_argument("--resamples", type=int, default=10_000, metavar="N", help="bootstrap resamples (default: 10,000)")
+  group.add_argument(
+    "--resamples", type=at_least(1), default=10_000, metavar="N", help="bootstrap resamples (default: 10,000)"
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -266,7 +268,6 @@ def _loss(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
   """Prints the scores of two models and the rows on which they differ."""
   from t5like.evaluation.comparison import Selection, compare_paths, differences_table
-  from t5like.training.records.model_dir import write_text
 
   a, b = (storage.as_path(path).absolute() for path in args.compare)
   selection = Selection(tuple(_names(args)) or None, args.split, args.step)
@@ -279,7 +280,7 @@ def _compare(args: argparse.Namespace) -> int:
       print(f"  row {row['row']}: {row['inputs']}\n    target {row['target']!r}, A {row['a']!r}, B {row['b']!r}")
     if args.out:
       path = storage.as_path(args.out) / f"{found.name}.differs.jsonl"
-      write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
+      storage.write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
       print(f"  all differences: {path}")
   return 0
 
@@ -316,9 +317,6 @@ def _check(args: argparse.Namespace) -> None:
     storage.check_reachable(args.model_dir, "--model_dir")
   if args.out and (out := storage.as_path(args.out)).exists() and not out.is_dir():
     raise UserError(f"--out={args.out} is not a folder")
-  for name, least in (("show", 0), ("resamples", 1)):
-    if getattr(args, name) < least:
-      raise UserError(f"invalid --{name}={getattr(args, name)}", expected=f"at least {least}")
   if args.steps is not None and not re.fullmatch(r"all|[\d_]+(,[\d_]+)*", args.steps):
     raise UserError(f"invalid --steps={args.steps}", expected="all, or steps such as 1000,2000")
   loss = args.loss or args.text

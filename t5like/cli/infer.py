@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_languages, add_task_modules, option_lines, task_modules
+from t5like.cli.options import add_languages, add_task_modules, at_least, option_lines, task_modules
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.files import storage
 
@@ -118,7 +118,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--layer", type=int, metavar="N", help="of the states of --word: 0 are the embeddings (default: -1, the last)"
   )
-  group.add_argument("--top", type=int, default=5, metavar="N", help="tokens per mask, or neighbors (default: 5)")
+  group.add_argument(
+    "--top", type=at_least(1), default=5, metavar="N", help="tokens per mask, or neighbors (default: 5)"
+  )
   group.add_argument(
     "--attention", metavar="PAGE.html", help="write the attention weights of all heads and layers to a page"
   )
@@ -183,8 +185,6 @@ def _check_options(args: argparse.Namespace) -> None:
   if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbors):
     remedy = "--output=FILE.jsonl" + ("" if args.neighbors else ", or --embed=mean")
     raise UserError("only embeddings can be written to a .npy file", try_=remedy)
-  if args.top < 1:
-    raise UserError(f"invalid --top={args.top}", expected="at least 1")
 
 
 def _local_files(args: argparse.Namespace, interactive: bool) -> dict[str, str | None]:

@@ -22,6 +22,11 @@ from t5like.errors import UserError
 # Placeholders for values that the file does not set.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
 _DECODING_OPTIONS = ("--max_length", "--beams", "--length_penalty", "--temperature", "--top_k", "--top_p")
+# Settings that eval.py and infer.py require but do not use.
+_UNUSED = (
+  "DROPOUT_RATE", "DatasetConfig.shuffle", "DatasetConfig.seed", "DatasetConfig.use_cached", "DatasetConfig.pack",
+  "DatasetConfig.module", "DatasetConfig.use_custom_packing_ops",
+)  # fmt: skip
 
 
 def translate_file(
@@ -71,7 +76,6 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   mode = source.get("RestoreCheckpointConfig.mode", "specific")
   path = str(path[0] if isinstance(path, list | tuple) and path else path)
   task = source.first("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME", default="TASK")
-  source.get("MIXTURE_OR_TASK_NAME")
   ours = our_task(str(task))
   model = f" --gin_file={source.model}" if source.model else ""
   sizes = [f" --gin.{lookup(name).ours}={source.get(name)}" for name in SIZES if source.has(name)]
@@ -82,7 +86,6 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   options["--split"] = source.get("DatasetConfig.split", "test")
   options["--batch_size"] = source.get("DatasetConfig.batch_size", 32)
   lengths = source.first("DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS")
-  source.get("TASK_FEATURE_LENGTHS")
   if isinstance(lengths, dict):
     options["--inputs_length" if kind == "eval" else "--max_inputs"] = lengths.get("inputs")
     options["--max_length"] = lengths.get("targets")
@@ -97,7 +100,8 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   partitions = model_partitions(source)
   if kind == "infer" and partitions > 1:
     words.append(f"--mesh=data=-1,tensor={partitions}")
-  untranslated = untranslated_lines(_without_training(source))
+  source.mark(*_UNUSED)
+  untranslated = untranslated_lines(source)
   if mode == "all":
     untranslated.append("RestoreCheckpointConfig.mode = 'all'  (convert and evaluate one checkpoint after the other)")
   if kind == "eval" and partitions > 1:
@@ -112,7 +116,7 @@ def _decoding(source: T5XConfiguration) -> dict[str, Any]:
   names = {"temperature": "temperature", "topk": "top_k", "topp": "top_p"}
   found = {f"--{ours}": source.get(f"temperature_sample.{theirs}") or None for theirs, ours in names.items()}
   if any(found.values()):  # its num_decodes are samples, of which T5X keeps the likeliest
-    source.get("EncoderDecoderModel.decode_fn")
+    source.mark("EncoderDecoderModel.decode_fn")
     return found
   beams = source.get("predict_batch_with_aux.num_decodes", 1)
   return {} if beams == 1 else {"--beams": beams, "--length_penalty": source.get("beam_search.alpha")}
@@ -124,11 +128,3 @@ def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:
   if kind == "eval":
     return {"--out": folder} if folder else {}
   return {"--output": str(PurePosixPath(folder or ".") / "answers.jsonl").replace("gs:/", "gs://", 1)}
-
-
-def _without_training(source: T5XConfiguration) -> T5XConfiguration:
-  """Marks settings that eval.py and infer.py require but do not use as translated."""
-  for name in ("DROPOUT_RATE", "DatasetConfig.shuffle", "DatasetConfig.seed", "DatasetConfig.use_cached",
-               "DatasetConfig.pack", "DatasetConfig.module", "DatasetConfig.use_custom_packing_ops"):  # fmt: skip
-    source.get(name)
-  return source

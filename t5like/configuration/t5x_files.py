@@ -71,9 +71,14 @@ class T5XConfiguration:
       return default
 
   def first(self, *names: str, default: Any = None) -> Any:
-    """Returns the value of the first name that is set."""
+    """Returns the value of the first name that is set; marks the lines of all as translated."""
     values = [self.get(name, _MISSING) for name in names]
     return next((value for value in values if value is not _MISSING), default)
+
+  def mark(self, *names: str) -> None:
+    """Marks lines as translated whose values change nothing."""
+    for name in names:
+      self.get(name)
 
   def ignore_if_any(self, name: str, *values: Any) -> None:
     """Marks a line as translated if its value is one of these: it then changes nothing."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5like.configuration.statements import REQUIRED, ConfigurableReference, MacroReference
 from t5like.configuration.t5x_files import T5XConfiguration
+from t5like.errors import is_number
 
 if TYPE_CHECKING:
   from t5like.configuration.t5x_translation import Translation
@@ -95,7 +96,7 @@ def _last_name(value: Any) -> str:
 def _number(source: T5XConfiguration, result: Translation, key: str) -> float | None:
   """Returns a number from the file; anything else is listed as not translated."""
   value = source.get(key)
-  if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+  if value is None or is_number(value):
     return value
   result.untranslated.append(f"{source.settings[key].source()}  (a number here)")
   return None

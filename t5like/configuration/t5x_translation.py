@@ -147,7 +147,6 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
   rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
   result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
-  source.get("BATCH_SIZE")
   seed = next((s for s in (source.get("train.random_seed"), source.get("RANDOM_SEED"),
                            source.get("train/DatasetConfig.seed")) if isinstance(s, int)), None)  # fmt: skip
   if seed is not None:
@@ -157,13 +156,11 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   if not (isinstance(task, str) and "span_corruption" in task):
     result.set("PACK" if finetune else "train.pack", bool(source.get("train/DatasetConfig.pack", True)))
   for name in ("train", "train_eval", "infer_eval"):
-    for field in ("module", "seed", "shuffle", "use_cached", "pack"):
-      source.get(f"{name}/DatasetConfig.{field}")
+    source.mark(*(f"{name}/DatasetConfig.{field}" for field in ("module", "seed", "shuffle", "use_cached", "pack")))
     # One task and one set of lengths here; T5X's None are the lengths of the data.
     source.ignore_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
   source.ignore_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
-  for name in ("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"):
-    source.get(name)
+  source.mark("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES")
 
 
 def _restores_nothing(source: T5XConfiguration) -> bool:
@@ -173,8 +170,8 @@ def _restores_nothing(source: T5XConfiguration) -> bool:
 
 
 def _start(source: T5XConfiguration) -> str | None:
+  source.mark("INITIAL_CHECKPOINT_PATH")
   path = source.get("RestoreCheckpointConfig.path") or source.get("INITIAL_CHECKPOINT_PATH")
-  source.get("INITIAL_CHECKPOINT_PATH")
   if isinstance(path, list | tuple):
     path = path[0] if path else None
   return None if _restores_nothing(source) else path
@@ -281,7 +278,6 @@ def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool
 def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
   period = source.first("train.eval_period", "EVAL_PERIOD", default=1000)
   steps = source.first("train.eval_steps", "EVAL_STEPS", default=20)
-  source.get("EVAL_PERIOD"), source.get("EVAL_STEPS")
   decoded = source.get("train.infer_eval_dataset_cfg", "default" if finetune else None) is not None
   measured = source.get("train.train_eval_dataset_cfg", "default") is not None
   split = source.get("infer_eval/DatasetConfig.split") if decoded else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5like.configuration.statements import Binding, ConfigurableReference, MacroReference
-from t5like.errors import UserError
+from t5like.errors import UserError, is_number
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None"}
 _CONTAINERS = (list, tuple, dict)
@@ -91,7 +91,7 @@ def _describe(kinds: tuple[Any, ...]) -> str:
 
 def _suggest(value: Any, kinds: tuple[Any, ...]) -> str:
   """Returns the value that was probably intended: 10000 for 1e4, 4 for '4', '5' for 5."""
-  if str in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+  if str in kinds and is_number(value):
     return f'''"'{value}'"'''
   for kind in (int, float):
     try:

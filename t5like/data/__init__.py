@@ -10,7 +10,7 @@ from t5like.data.cache import (
   finished_folder,
   open_cache,
 )
-from t5like.data.cache_builder import PieceLimits, build_cache, forget_attempt, write_cache
+from t5like.data.cache_builder import PieceLimits, build_cache, forget_attempt, plan_cache, write_cache
 from t5like.data.first_tokens import FirstTokens
 from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
 from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
@@ -46,6 +46,7 @@ __all__ = [
   "forget_attempt",
   "labeled_rows",
   "open_cache",
+  "plan_cache",
   "read_ahead",
   "read_mixture",
   "read_record",

@@ -332,12 +332,12 @@ def _bytes(manifest: Mapping[str, Any]) -> int:
   return sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values())
 
 
-def describe_cache(folder: Path, rebuild_command: str) -> dict[str, Any]:
+def describe_cache(folder: Path) -> dict[str, Any]:
   """Returns the description of what a cache was built from, after checking its files; a remote one is not copied."""
   if not storage.is_remote(folder):
-    return open_cache(folder, rebuild_command).manifest["description"]
-  manifest, _ = read_manifest(folder, rebuild_command)
-  check_remote(folder, manifest, rebuild_command)
+    return open_cache(folder, rebuild_command="").manifest["description"]
+  manifest, _ = read_manifest(folder, rebuild_command="")
+  check_remote(folder, manifest, rebuild_command="")
   return manifest["description"]
 
 

@@ -69,25 +69,15 @@ def write_cache(
   vocabulary: Mapping[str, Any],
   description: Mapping[str, Any],
   scoring: Mapping[str, Any],
-  progress: Callable[[int, int], None] = lambda examples, tokens: None,
 ) -> None:
   """Tokenizes `features` of every example in this process; a failed build leaves nothing behind.
 
-  The examples' other fields are kept as raw fields. `progress` is called with the examples and tokens so far.
+  The examples' other fields are kept as raw fields.
   """
   with sole_builder(folder):
     forget_attempt(folder)
     try:
-      build_cache(
-        folder,
-        [lambda: examples],
-        features,
-        encode,
-        vocabulary,
-        description,
-        scoring,
-        progress=lambda done: progress(done.examples, done.tokens),
-      )
+      build_cache(folder, plan_cache(features, vocabulary, description, scoring), [lambda: examples], encode)
     finally:
       forget_attempt(folder)
 
@@ -99,42 +89,6 @@ def forget_attempt(folder: Path) -> None:
 
 def build_cache(
   folder: Path,
-  parts: Sequence[Callable[[], Iterable[Example]]],
-  features: Sequence[str],
-  encode: Encode | None,
-  vocabulary: Mapping[str, Any],
-  description: Mapping[str, Any],
-  scoring: Mapping[str, Any],
-  *,
-  workers: int = 0,
-  limits: PieceLimits = DEFAULT_LIMITS,
-  progress: Callable[[CacheProgress], None] = lambda done: None,
-  more: Mapping[str, Any] = types.MappingProxyType({}),
-  encode_examples: EncodeExamples | None = None,
-) -> None:
-  """Builds the cache, or resumes building it; call it inside `sole_builder(folder)`.
-
-  Args:
-    folder: the cache, local or remote.
-    parts: functions that return the examples of each part of the source, always in the same order.
-    features: the features to tokenize.
-    encode: turns texts into ids; None if the features are ids already. Must be picklable if there are workers.
-    vocabulary: name, size and fingerprint, for the manifest.
-    description: everything that the text depends on.
-    scoring: the postprocessor and metrics.
-    workers: number of worker processes, in addition to this one.
-    limits: the size of a piece.
-    progress: called after each piece.
-    more: further entries of the manifest.
-    encode_examples: used instead of `encode` for features that are not single texts; raw fields keep their names.
-  """
-  plan = plan_cache(features, vocabulary, description, scoring, more)
-  how = dict(workers=workers, limits=limits, progress=progress, encode_examples=encode_examples)
-  build_planned(folder, plan, parts, encode, **how)
-
-
-def build_planned(
-  folder: Path,
   plan: Mapping[str, Any],
   parts: Sequence[Callable[[], Iterable[Example]]],
   encode: Encode | None,
@@ -145,7 +99,19 @@ def build_planned(
   encode_examples: EncodeExamples | None = None,
   origins: OriginCounter | None = None,
 ) -> None:
-  """Builds the cache of a plan (of `plan_cache`) with a data card; arguments as in `build_cache`."""
+  """Builds a cache with its data card, or resumes building it; call it inside `sole_builder(folder)`.
+
+  Args:
+    folder: the cache, local or remote.
+    plan: of `plan_cache`.
+    parts: functions that return the examples of each part of the source, always in the same order.
+    encode: turns texts into ids; None if the features are ids already. Must be picklable if there are workers.
+    workers: number of worker processes, in addition to this one.
+    limits: the size of a piece.
+    progress: called after each piece.
+    encode_examples: used instead of `encode` for features that are not single texts; raw fields keep their names.
+    origins: counts where rows of the source are from.
+  """
   local = storage.local_counterpart(folder)
   building = _building(local)
   unsent = local.with_name(f"{local.name}.unsent")
@@ -171,9 +137,17 @@ def plan_cache(
   vocabulary: Mapping[str, Any],
   description: Mapping[str, Any],
   scoring: Mapping[str, Any],
-  more: Mapping[str, Any],
+  more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
-  """Returns the manifest of a cache without its content."""
+  """Returns the manifest of a cache without its content.
+
+  Args:
+    features: the features to tokenize.
+    vocabulary: its name, size and fingerprint.
+    description: everything that the text depends on.
+    scoring: the postprocessor and metrics.
+    more: further entries of the manifest.
+  """
   return {
     "format": FORMAT,
     "features": list(features),

@@ -7,12 +7,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from t5like.decoding.settings import DecodeSettings, check_types
+from t5like.decoding.settings import BEAM_OPTIONS, SAMPLING_OPTIONS, DecodeSettings, check_types
 from t5like.errors import InvalidSetting, nearest
 
 STOP = "stop"
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
-BEAM_OPTIONS = ("beams", "length_penalty", "penalty_form", "early_stopping", "n_best")
 # All settings that a user may give.
 OPTIONS = (*(field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"), STOP)
 _DEFAULT_LENGTH = 128
@@ -75,7 +73,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
   if given.get("beams") == 1 and "beams" in defaults:
     del given["beams"]
     given.setdefault("method", "greedy")
-  if any(name in given for name in ("method", *SAMPLING_OPTIONS, *BEAM_OPTIONS)):
+  if any(name in given for name in ("method", *SAMPLING_OPTIONS, *BEAM_OPTIONS, "n_best")):
     given.setdefault("method", _method(given))
   merged = options_for(given.get("method", defaults.get("method", "")), defaults) | given
   if "min_length" not in given and "max_length" in merged:
@@ -93,7 +91,7 @@ def without_own_end(decoding: Mapping[str, Any], eos_id: int) -> dict[str, Any]:
 
 def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the options that a method uses, to keep when switching to it."""
-  others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}
+  others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS, "n_best"), "sample": BEAM_OPTIONS, "beam": SAMPLING_OPTIONS}
   return {name: value for name, value in given.items() if name not in others.get(method, ())}
 
 
@@ -136,4 +134,4 @@ def _method(fields: Mapping[str, Any]) -> str:
   """Infers the method from the settings given."""
   if any(name in fields for name in SAMPLING_OPTIONS):
     return "sample"
-  return "beam" if any(name in fields for name in BEAM_OPTIONS) else "greedy"
+  return "beam" if any(name in fields for name in (*BEAM_OPTIONS, "n_best")) else "greedy"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from t5like.errors import InvalidSetting, nearest
 
 METHODS = ("greedy", "sample", "beam")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
+BEAM_OPTIONS = ("beams", "length_penalty", "penalty_form", "early_stopping")
 PENALTY_FORMS = ("gnmt", "power")
 EARLY_STOPPING = ("never", "heuristic", "first")
 _DEFAULT_BEAMS = 4
@@ -129,12 +131,8 @@ class DecodeSettings:
 
   def _check_method(self):
     """Rejects options that the method ignores."""
-    options = {
-      "sample": ("temperature", "top_k", "top_p", "min_p"),
-      "beam": ("beams", "length_penalty", "penalty_form", "early_stopping"),
-    }
     defaults = {field.name: field.default for field in dataclasses.fields(self)}
-    for method, fields in options.items():
+    for method, fields in (("sample", SAMPLING_OPTIONS), ("beam", BEAM_OPTIONS)):
       for field in fields:
         value = getattr(self, field)
         if method != self.method and value != defaults[field]:

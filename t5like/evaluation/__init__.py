@@ -4,19 +4,17 @@ evaluate(model, "snli", examples=200).scores
 """
 
 from t5like.evaluation.evaluated_model import EvaluatedModel
-from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
+from t5like.evaluation.evaluation_set import data_identity
 from t5like.evaluation.evaluator import Evaluator, make_evaluator
 from t5like.evaluation.scoring import Evaluation
-from t5like.evaluation.settings import EvaluationSettings, TextLossSettings
+from t5like.evaluation.settings import EvaluationSettings
 from t5like.evaluation.task_evaluation import evaluate
 
 __all__ = [
   "EvaluatedModel",
   "Evaluation",
-  "EvaluationSet",
   "EvaluationSettings",
   "Evaluator",
-  "TextLossSettings",
   "data_identity",
   "evaluate",
   "make_evaluator",

@@ -104,7 +104,7 @@ def _identity(model: Model, step: int | None) -> str | None:
 
 def _known(results: Results, blank: Record) -> Record | None:
   """Returns the record of an earlier evaluation; process 0 looks it up for all."""
-  if not run_on_process_zero(lambda: int(results.find(blank) is not None)):
+  if not run_on_process_zero(lambda: results.find(blank) is not None):
     return None
   known = (results.find(blank) if jax.process_index() == 0 else None) or blank
   scores = ", ".join(f"{name} {value:.2f}" for name, value in known.scores.items())

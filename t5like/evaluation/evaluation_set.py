@@ -180,20 +180,20 @@ class PromptBuilder:
   ) -> tuple[list[list[int]], str]:
     """Returns prompts as in training (truncated, with EOS as configured) and a note on truncation."""
     form, closing = self._model.form, cache.eos_placement("inputs")
-    start = form.start is not None
-    opened = start and self._model.layout == "encoder_decoder"  # part of the row, not a decoder's start token
-    length = self._settings.inputs_length or self._model.inputs + (start and not opened)
-    length = length if max_prompt is None else min(length, max_prompt)
     end = form.end if closing != "none" else None
-    code = form.code is not None
-    max_tokens = max(length - start - (end is not None and closing != "before_trim") - code, 0)
+    special = (form.start is not None) + (form.code is not None)  # EOS is counted separately
+    # The rows of training include an encoder's first token, but not the start token of a decoder.
+    has_start_token = form.start is not None and self._model.layout != "encoder_decoder"
+    length = self._settings.inputs_length or self._model.inputs + has_start_token
+    length = length if max_prompt is None else min(length, max_prompt)
+    max_tokens = max(length - special - (end is not None and closing != "before_trim"), 0)
     if "inputs" not in cache.features:  # a decoder can generate targets without inputs
       return [form.tokens([])] * len(fields), ""
     texts, truncated = cache.texts("inputs", np.arange(len(fields))), 0
     prompts = []
     for row, n in zip(texts.tokens, texts.lengths.tolist(), strict=True):
-      tokens, full = row[: min(n, max_tokens)].tolist(), n + (end is not None) + start + code
-      truncated += full > length
+      tokens = row[: min(n, max_tokens)].tolist()
+      truncated += n + special + (end is not None) > length
       has_end = closing != "before_trim" or n < max_tokens  # EOS added before trimming is cut off as well
       prompts.append(dataclasses.replace(form, end=end if has_end else None).tokens(tokens))
     note = f"{task}: {truncated:,} of {len(fields):,} inputs exceed {length} tokens and are truncated (--inputs_length)"

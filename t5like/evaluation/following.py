@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -45,13 +46,9 @@ class CheckpointSelection:
 
   def _chosen(self, model_dir: Path) -> list[int]:
     """Returns the steps that process 0 finds: hosts may look before and after a run saves or deletes one."""
-    found: list[int] = []
-
-    def find() -> int:
-      found.extend(chosen_steps(model_dir, self.steps))
-      return len(found)
-
-    return [run_on_process_zero(lambda n=n: found[n]) for n in range(run_on_process_zero(find))]
+    find = functools.cache(lambda: chosen_steps(model_dir, self.steps))  # on process 0, once
+    count = run_on_process_zero(lambda: len(find()))
+    return [run_on_process_zero(lambda n=n: find()[n]) for n in range(count)]
 
 
 def agreed_step(model: Model, step: int | None = None) -> int | None:

@@ -19,6 +19,7 @@ from t5like.configuration.modules import import_user_module
 from t5like.data import TokenCache
 from t5like.data.layouts import enclosed
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.files.module_files import is_inside
 from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.metrics import MOVED_MODULES
@@ -26,7 +27,6 @@ from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.pairing import equal
 from t5like.tasks.metrics.values import AUX_VALUES, PREDICTIONS, SCORES, Answers, Metric
 from t5like.tasks.seqio_examples import as_seqio_calls, plain
-from t5like.training.records.model_dir import write_text
 
 # Modules with metrics and postprocessors of tasks of t5like, seqio and the t5 library.
 _SCORING_MODULES = (
@@ -79,8 +79,9 @@ class Evaluation:
     about = {"scores": self.scores, "metrics": self.metrics}
     about |= {name: found for name in ("others", "failures") if (found := getattr(self, name))}
     about |= {"data": data} if data else {}
-    write_text(about_path(path), json.dumps(about, indent=2) + "\n")
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows))
+    storage.write_atomic(about_path(path), json.dumps(about, indent=2) + "\n")
+    rows = (json.dumps(row, ensure_ascii=False, default=_as_json) + "\n" for row in self.rows)
+    storage.write_atomic(path, "".join(rows))
 
 
 _TEXTS = {"prediction": "output", "target": "expected"}  # fields of the texts that numbers of classes stand for

@@ -23,7 +23,6 @@ from t5like.files.locks import LockHeld, hold
 from t5like.tasks.metrics import benchmarks as benchmark_scores
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.records.metrics import json_numbers
-from t5like.training.records.model_dir import write_text
 
 FOLDER = "evaluations"
 Score = Callable[[str, Mapping[str, float]], float]
@@ -92,8 +91,9 @@ class Results:
       kept = [old for old in self.records() if not is_replaced(old, record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       text = json.dumps([_to_json(record) for record in records], indent=2, ensure_ascii=False, allow_nan=False)
-      write_text(self.csv, csv_text(records))
-      write_text(self.json, f"{text}\n")  # last: an evaluation that is killed before is repeated, and both are written
+      storage.write_atomic(self.csv, csv_text(records))
+      # Last: an evaluation that is killed before is repeated, and both are written.
+      storage.write_atomic(self.json, f"{text}\n")
 
   @contextlib.contextmanager
   def _locked(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from t5like.data.cache_builder import (
   DEFAULT_LIMITS,
   CacheProgress,
   PieceBuilder,
-  build_planned,
+  build_cache,
   cut_pieces,
   plan_cache,
   shard_name,
@@ -300,7 +300,7 @@ class TaskCacheBuilder:
       else:
         workers = usable_cpus() if settings.workers is None else settings.workers
         with BuildProgress(task.num_input_examples(settings.split)) as progress:
-          build_planned(
+          build_cache(
             folder,
             job.plan,
             job.parts,
@@ -318,7 +318,7 @@ class TaskCacheBuilder:
     if self._settings.force:
       return False
     try:
-      written = data.describe_cache(folder, rebuild_command="")
+      written = data.describe_cache(folder)
     except UserError as error:
       if folder.exists():
         print(f"rebuilding the token cache: {error.what}", file=sys.stderr)

@@ -11,7 +11,7 @@ import flax.linen as nn
 import gin
 
 from t5like.decoding.options import OPTIONS
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer, is_number
 from t5like.experiments.corpus_files import EXPECTED, CorpusFiles, are_corpus_files, are_several
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
@@ -239,11 +239,11 @@ class Experiment:
       )
 
   def _check_loss(self) -> None:
-    if not _is_number(self.z_loss) or not 0 <= self.z_loss < float("inf"):
+    if not is_number(self.z_loss) or not 0 <= self.z_loss < float("inf"):
       raise _invalid("z_loss", self.z_loss, "a finite number of at least 0")
-    if not _is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
+    if not is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
       raise _invalid("label_smoothing", self.label_smoothing, "at least 0 and below 1")
-    if self.loss_normalizer is not None and not (_is_number(self.loss_normalizer) and self.loss_normalizer > 0):
+    if self.loss_normalizer is not None and not (is_number(self.loss_normalizer) and self.loss_normalizer > 0):
       raise _invalid(
         "loss_normalizer", self.loss_normalizer, "a number above 0, or None for the number of target tokens"
       )
@@ -253,7 +253,7 @@ class Experiment:
 
   def _check_profile_steps(self) -> None:
     steps = self.profile_steps
-    pair = isinstance(steps, list | tuple) and len(steps) == 2 and all(map(_is_integer, steps))
+    pair = isinstance(steps, list | tuple) and len(steps) == 2 and all(map(is_integer, steps))
     if not pair or not (1 <= steps[0] <= steps[1] or tuple(steps) == (0, 0)):
       raise _invalid("profile_steps", steps, "the first and last step to profile, such as (10, 14), or (0, 0) for none")
 
@@ -268,11 +268,11 @@ class Experiment:
     if not expected <= set(lengths) <= {"inputs", "targets"}:
       raise _invalid("lengths", dict(lengths), f"the lengths of {' and '.join(sorted(expected))}")
     for name, length in lengths.items():
-      if not _is_integer(length) or not 2 <= length <= _MAX_LENGTH:
+      if not is_integer(length) or not 2 <= length <= _MAX_LENGTH:
         raise _invalid("lengths", dict(lengths), f"2 to {_MAX_LENGTH:,} tokens of {name}")
 
   def _check_data(self) -> None:
-    if self.unique_tokens is not None and (not _is_integer(self.unique_tokens) or self.unique_tokens < 1):
+    if self.unique_tokens is not None and (not is_integer(self.unique_tokens) or self.unique_tokens < 1):
       raise _invalid("unique_tokens", self.unique_tokens, "a number of tokens, or None for all of the corpus")
     if self.unique_tokens is not None and self.objective is None:
       raise UserError("UNIQUE_TOKENS needs a corpus, but this run has no objective", try_="--gin.UNIQUE_TOKENS=None")
@@ -297,7 +297,7 @@ class Experiment:
     if not isinstance(phase, Mapping) or not {"steps"} < set(phase) <= {"steps", "lengths", "batch_size"}:
       raise _invalid("phases", self.phases, _PHASES)
     for name in ("steps", "batch_size"):
-      if not _is_integer(phase.get(name, 1)) or not 1 <= phase.get(name, 1) <= _MAX_VALUES[name]:
+      if not is_integer(phase.get(name, 1)) or not 1 <= phase.get(name, 1) <= _MAX_VALUES[name]:
         raise _invalid("phases", self.phases, f"{name} from 1 to {_MAX_VALUES[name]:,}")
     if not isinstance(phase.get("lengths", {}), Mapping):
       raise _invalid("phases", self.phases, _PHASES)
@@ -320,7 +320,7 @@ class Experiment:
       if not isinstance(getattr(self, name), str):
         raise _invalid(name, getattr(self, name), "a string")
     for name in (*_COUNTS, *_NUMBERS):
-      if not _is_integer(getattr(self, name)):
+      if not is_integer(getattr(self, name)):
         raise _invalid(name, getattr(self, name), "an integer")
     for name in ("model_dir", "split", "cache_dir"):  # TASK is empty for a converted model
       if not getattr(self, name):
@@ -335,13 +335,13 @@ class Experiment:
     if not isinstance(self.phases, list | tuple):
       raise _invalid("phases", self.phases, _PHASES)
     buckets = self.length_buckets
-    if not isinstance(buckets, list | tuple) or not all(_is_integer(n) and n > 0 for n in buckets):
+    if not isinstance(buckets, list | tuple) or not all(is_integer(n) and n > 0 for n in buckets):
       raise _invalid("length_buckets", buckets, "a list of lengths, such as [32, 64, 128], or [] for equal lengths")
     for name in ("checkpoint_minutes", "watchdog_minutes"):
-      if not _is_number(getattr(self, name)):
+      if not is_number(getattr(self, name)):
         raise _invalid(name, getattr(self, name), "a number of minutes")
     limit = self.cache_local_gb
-    if limit is not None and not (_is_number(limit) and 0 < limit < float("inf")):
+    if limit is not None and not (is_number(limit) and 0 < limit < float("inf")):
       raise _invalid("cache_local_gb", limit, "a number of gigabytes, or None for half of the free disk space")
     for name in ("loss_on_inputs", "stream", "deterministic"):
       if not isinstance(getattr(self, name), bool):
@@ -353,7 +353,7 @@ class Experiment:
     if not are_corpus_files(self.corpus_files):
       raise _invalid("corpus_files", self.corpus_files, EXPECTED)
     temperature = self.mixing_temperature
-    if temperature is not None and not (_is_number(temperature) and 0 < temperature < float("inf")):
+    if temperature is not None and not (is_number(temperature) and 0 < temperature < float("inf")):
       raise _invalid("mixing_temperature", temperature, "a positive number, or None")
     if not isinstance(self.decoding, Mapping) or not set(self.decoding) <= set(OPTIONS):
       raise _invalid("decoding", self.decoding, f"a dict such as {{'beams': 4}} of {', '.join(sorted(OPTIONS))}")
@@ -379,17 +379,9 @@ class Experiment:
       raise _invalid("objective", self.objective, "an objective, with parentheses, as in @span_corruption()")
 
 
-def _is_integer(value: Any) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_language(codes: Any) -> bool:
   pair = (codes, codes) if isinstance(codes, str) else codes
   return isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(code, str) for code in pair)
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _PHASES = "a list such as [{'steps': 1000, 'lengths': {'inputs': 128}, 'batch_size': 64}]"

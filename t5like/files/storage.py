@@ -133,6 +133,19 @@ def read_json(path: Path | RemotePath, kind: type = dict) -> Any:
   return parse_json(path.read_bytes(), kind)
 
 
+def read_json_lines(path: Path | RemotePath) -> list[dict[str, Any]]:
+  """Reads the lines of a log that are JSON objects; skips others, such as the last one of a killed process.
+
+  Returns [] if there is no such file.
+  """
+  found = []
+  if path.is_file():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+      with contextlib.suppress(ValueError):
+        found.append(parse_json(line))
+  return found
+
+
 def parse_json(text: bytes | str, kind: type = dict) -> Any:
   """Parses untrusted JSON; raises ValueError for anything wrong with it."""
   try:

@@ -11,7 +11,6 @@ To add another choice, subclass `Trainable` and return its episodes from the var
 
 from t5like.finetuning import methods
 from t5like.finetuning.plan import PlannedEpisode, TrainingPlan, plan_training
-from t5like.finetuning.plateaus import PlateauCounter
 from t5like.finetuning.rates import DiscriminativeRates, LayerRates, LayerwiseDecay
 from t5like.finetuning.trainable import Episode, Everything, Frozen, FrozenBelow, HeadOnly, Matching, Trainable
 from t5like.finetuning.unfreezing import GradualUnfreezing, UnfreezeOnPlateau
@@ -29,7 +28,6 @@ __all__ = [
   "LayerwiseDecay",
   "Matching",
   "PlannedEpisode",
-  "PlateauCounter",
   "Trainable",
   "TrainingPlan",
   "UnfreezeOnPlateau",

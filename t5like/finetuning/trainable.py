@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer
 from t5like.finetuning.variables import EMBEDDINGS, HEAD, LAYER, Variable, Variables
 from t5like.training.optimizers.rules import check_pattern, nearest_paths
 from t5like.training.optimizers.selection import Selection
@@ -74,7 +74,7 @@ class FrozenBelow(Trainable):
   embeddings: bool = False
 
   def __post_init__(self):
-    if not isinstance(self.layer, int) or isinstance(self.layer, bool):
+    if not is_integer(self.layer):
       raise UserError(f"invalid FrozenBelow.layer: {self.layer!r}", expected="the number of a layer, such as 6 or -2")
 
   def episodes(self, variables: Variables, steps: int) -> list[Episode]:

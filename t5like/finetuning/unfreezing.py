@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer
 from t5like.finetuning.trainable import Episode, Trainable, require_head
 from t5like.finetuning.variables import EMBEDDINGS, HEAD, Variable, Variables
 from t5like.training.guards.early_stopping import EarlyStopping
@@ -28,7 +28,7 @@ class _FromTheTop(Trainable):
   head_first: bool = False
 
   def __post_init__(self):
-    if not _is_count(self.layers):
+    if not is_integer(self.layers) or self.layers < 1:
       raise UserError(f"invalid {type(self).__name__}.layers: {self.layers!r}", expected="an integer of at least 1")
 
   def episodes(self, variables: Variables, steps: int) -> list[Episode]:
@@ -60,7 +60,7 @@ class GradualUnfreezing(_FromTheTop):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.period is not None and not _is_count(self.period):
+    if self.period is not None and not (is_integer(self.period) and self.period >= 1):
       raise UserError(f"invalid GradualUnfreezing.period: {self.period!r}", expected="a number of steps, or None")
 
   def _first_steps(self, count: int, steps: int) -> list[int | None]:
@@ -106,7 +106,3 @@ def _trains(variables: Variables, top: int, embeddings: bool, variable: Variable
   if variable.place == EMBEDDINGS:
     return embeddings
   return variable.place == HEAD if top == 0 else variables.layers_above(variable) < top
-
-
-def _is_count(value: object) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and value >= 1

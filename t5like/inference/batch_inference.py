@@ -77,18 +77,17 @@ def answer_rows(model: Model, settings: InferenceSettings) -> int:
     storage.check_reachable(path, "--output")
   header = _header(model, settings.job, reading.limits) if path else {}
 
-  def lock_output() -> int:
+  def lock_output() -> None:
     stack.enter_context(outputs.exclusive_writer(path))
     if not settings.overwrite:
       outputs.check_header(path, header)
-    return 0
 
   with contextlib.ExitStack() as stack:
     if path:
       run_on_process_zero(lock_output)
     job = settings.job.build(model, reading)
     if path:
-      run_on_process_zero(lambda: outputs.start_file(path, header, settings.overwrite) or 0)
+      run_on_process_zero(lambda: outputs.start_file(path, header, settings.overwrite))
     if path and path.suffix == ".npy":
       output = outputs.VectorFile(path, job.width)
     else:

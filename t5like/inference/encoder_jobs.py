@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.inference.batching import BatchPlanner, BatchShape
-from t5like.inference.encodings import MaskFiller, planner
+from t5like.inference.batching import BatchShape
+from t5like.inference.encodings import MaskFiller, OnePassJob
 from t5like.inference.jobs import Answer, Generation, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.vocabularies.sentencepiece import WORD_MARK
@@ -18,10 +18,8 @@ if TYPE_CHECKING:  # a model's methods run these jobs
   from t5like.inference.model import Model
 
 
-class FillMask:
+class FillMask(OnePassJob):
   """Predicts the most likely tokens for each mask of a row."""
-
-  unit = "tokens read"
 
   def __init__(self, model: Model, limits: Limits, top: int):
     vocabulary = model.vocabulary
@@ -42,9 +40,6 @@ class FillMask:
       else:
         prepared.append(Prepared(*read))
     return prepared
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._model.module, self._model.mesh, batch_size)
 
   def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     found = self._filler(self._model.params, [p.tokens for p in batch], shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,9 @@ from t5like.models.heads import SENTENCE_POOLINGS, Features
 from t5like.models.heads.states import pool
 from t5like.models.padding import encoder_valid
 from t5like.vocabularies import Vocabulary
+
+if TYPE_CHECKING:  # a model's methods run these jobs
+  from t5like.inference.model import Model
 
 _QUERIES, _BLOCK = 256, 65_536  # queries and rows compared at a time: 64 MiB of similarities
 Texts = Sequence[Sequence[int]]  # token ids, special tokens included
@@ -151,6 +154,16 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
   """Returns a planner for batches that take one forward pass."""
   return BatchPlanner(batch_size, parallel.row_shards(mesh.shape), position_limit(model.config))
+
+
+class OnePassJob:
+  """The base of inference jobs that take one forward pass over the tokens of each row."""
+
+  unit = "tokens read"
+  _model: Model
+
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return planner(self._model.module, self._model.mesh, batch_size)
 
 
 def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: BatchShape | None) -> dict[str, np.ndarray]:

@@ -167,9 +167,9 @@ class Generation:
     text = decode(output.tolist())
     form = self._model.prompt_form
     if self._model.is_decoder and form.end is None:
-      # Some vocabularies drop a leading space, which separates the output from its prompt.
+      # Some vocabularies drop the leading space of an output: it is decoded after its prompt.
       prompt = list(prepared.tokens if form.start is None else prepared.tokens[1:])
-      if (end := self._model.vocabulary.eos_id) in prompt:  # of a turn before: a text ends there
+      if (end := self._model.vocabulary.eos_id) in prompt:  # after the last turn of a chat, as decoding stops at an end
         prompt = prompt[len(prompt) - prompt[::-1].index(end) :]
       prefix, full = decode(prompt), decode([*prompt, *output.tolist()])
       text = full[len(prefix) :] if prefix and full.startswith(prefix) else text

@@ -21,7 +21,6 @@ from t5like.errors import RunError, UserError
 from t5like.files import storage
 from t5like.files.locks import LockHeld, hold
 from t5like.inference.rows import RejectedRow, Row, Rows
-from t5like.training.records.model_dir import write_text
 
 Header = Mapping[str, Mapping[str, Any]]  # sections of values that must match to resume a file
 ERROR = "error"
@@ -134,7 +133,7 @@ class VectorFile:
     with _write_errors(fresh):
       with open(fresh, "wb") as file:
         np.save(file, np.ascontiguousarray(records["vector"]))
-      write_text(_finished_path(self._target), f"{_combined_digest(records['digest'])}\n")
+      storage.write_atomic(_finished_path(self._target), f"{_combined_digest(records['digest'])}\n")
     fresh.replace(self.path)
     if self._target is not self.path:
       with _write_errors(self._target):
@@ -239,7 +238,7 @@ def start_file(path: Path, header: Header, overwrite: bool) -> None:
       file.unlink(missing_ok=True)
   if not any(file.exists() for file in files):
     with _write_errors(path):
-      write_text(header_path(path), json.dumps(header, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+      storage.write_atomic(header_path(path), json.dumps(header, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def header_path(path: Path) -> Path:

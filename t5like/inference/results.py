@@ -11,8 +11,8 @@ import numpy as np
 class Output:
   """Generated text.
 
-  Where a stop text cut it and the search went on, because other tokens than the usual ones spelled that text, score and
-  number of tokens are those of the uncut output.
+  If a stop text cut it, but the model spelled that text in tokens other than the usual ones and so continued, score and
+  number of tokens are those of the output before the cut.
   """
 
   text: str

@@ -81,7 +81,6 @@ def config_to_hf(config: TransformerConfig) -> dict:
     for stack, layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
     for name, value in (("layers", layers), ("ffn_dim", config.mlp_dim), ("attention_heads", config.num_heads))
   }
-  dropout = config.dropout_rate
   return stacks | {
     "architectures": [f"{CLASS_NAMES[kind]}ForConditionalGeneration"],
     "model_type": kind,
@@ -90,9 +89,9 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "activation_function": to_hf_activation(config.activation),
     "max_position_embeddings": config.max_positions,
     "scale_embedding": config.scale_embeddings,
-    "dropout": dropout,
+    "dropout": config.dropout_rate,
     "attention_dropout": config.attention_dropout,
-    "activation_dropout": dropout if config.mlp_dropout_rate is None else config.mlp_dropout_rate,
+    "activation_dropout": config.mlp_dropout,
     "init_std": config.initializer_stddev,
     "is_encoder_decoder": True,
     "tie_word_embeddings": True,

@@ -59,6 +59,15 @@ def to_hf_activation(name: str) -> str:
   return _THEIRS[name]
 
 
+def check_values(hf: Mapping, family: str, **needed: object) -> None:
+  """Raises UserError unless fields of config.json, where given, have the only value that we compute."""
+  for field, value in needed.items():
+    if hf.get(field, value) != value:
+      raise UserError(
+        f"{family} with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r} in config.json"
+      )
+
+
 def require_output(hf: Mapping, names: Collection[str], output: str) -> None:
   """Raises UserError if an untied output projection is missing: it would be initialized randomly."""
   if hf.get("tie_word_embeddings") is False and output not in names:

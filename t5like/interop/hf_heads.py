@@ -12,10 +12,11 @@ from typing import Any
 
 import flax.linen as nn
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_number
 from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
+from t5like.interop.hf_fields import check_values
 from t5like.interop.mapping import Rule
 from t5like.models import BERT, GPT, T5
 from t5like.models.heads import (
@@ -206,9 +207,7 @@ def find_head(hf: Mapping) -> HeadClass | None:
 
 def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
   """Returns our head, with the labels of config.json."""
-  for field, value in found.needs.items():
-    if hf.get(field, value) != value:
-      raise UserError(f"a head with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r}")
+  check_values(hf, "a head", **found.needs)
   rate = _rate(found, hf)
   settings = dict(found.settings) | {"dropout_rate": rate}
   if found.form == "spans":
@@ -326,7 +325,7 @@ def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
 def _rate(found: HeadClass, hf: Mapping) -> float:
   *fields, default = found.dropout
   rate = next((hf[field] for field in fields if hf.get(field) is not None), default)
-  if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+  if not is_number(rate) or not 0.0 <= rate < 1.0:
     raise UserError(f"invalid dropout of the head: {str(rate)[:60]}", field=", ".join(fields), expected="0 <= rate < 1")
   return float(rate)
 

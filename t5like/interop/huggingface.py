@@ -149,36 +149,37 @@ def save(
   """
   model, params = _published_form(model, params)
   require_unmodified(model.config, type(model).__name__)
-  backbone = model.backbone if isinstance(model, WithHead) else model
+  has_head = isinstance(model, WithHead)
+  backbone = model.backbone if has_head else model
   family, hf, head = *_family_and_fields(backbone), None
-  if model is not backbone:
+  if has_head:
     head, fields = (None, _sentence_fields(hf)) if model.head.form == "embedding" else head_to_hf(model)
     hf |= fields
     if family is hf_t5:  # without an output projection, the field has no other meaning
       hf["tie_word_embeddings"] = model.config.tie_embeddings
-  if model is not backbone and vocabulary is None:
+  if has_head and vocabulary is None:
     hf.setdefault("pad_token_id", model.config.padding_id)
   if vocabulary is not None:
     _check_padding(model.config, vocabulary)
     hf |= token_ids(vocabulary, backbone.batch_layout, model.config.start_id)
-    if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size, closed)):
+    if has_head and (pad := padding_token(vocabulary, model.config.vocab_size, closed)):
       hf["pad_token_id"] = pad[1]
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
     hf |= {"model_type": "mt5", "architectures": [f"M{name}" for name in hf["architectures"]]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))
   rules = family.rules(model.config)
-  if model is not backbone:
+  if has_head:
     rules = [rule for rule in map(in_backbone, rules) if flat.keys() >= set(rule.ours)]
     rules += head_rules(head, model.head) if head else []
-  if model is not backbone and head is None:
+  if has_head and head is None:
     write_sentence_modules(Path(folder), model.head, model.config.embed_dim, flat)
     flat = {path: x for path, x in flat.items() if not path.startswith("head/")}
   tensors = export_tensors(rules, flat)
-  if model is backbone and model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
+  if not has_head and model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
     # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
-  embedding = flat["token_embedder/embedding" if model is backbone else "backbone/token_embedder/embedding"]
-  if model is backbone:
+  embedding = flat["backbone/token_embedder/embedding" if has_head else "token_embedder/embedding"]
+  if not has_head:
     zeros = np.zeros((1, model.config.vocab_size), embedding.dtype)
     tensors |= {name: zeros for name in getattr(family, "ZEROS", ()) if name not in tensors}
   if hf.get("type_vocab_size", 0) > model.config.num_token_types:
@@ -254,10 +255,11 @@ def _sentence_fields(hf: Mapping) -> dict:
 
 def tensor_rules(model: T5 | BERT | GPT | WithHead) -> list[Rule]:
   """Returns the rules for all tensors of a model, under their names in Hugging Face's class; one without copies."""
-  backbone = model.backbone if isinstance(model, WithHead) else model
+  has_head = isinstance(model, WithHead)
+  backbone = model.backbone if has_head else model
   (family, hf), head = _family_and_fields(backbone), None
   rules = family.rules(model.config)
-  if model is not backbone:
+  if has_head:
     head, fields = head_to_hf(model)
     hf |= fields
     separate = model.clone(config=dataclasses.replace(model.config, scan_layers=False), tuning=None)

@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from t5like.console import warn
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError, is_number, nearest
 from t5like.files import storage
 from t5like.interop import tensor_folders
 from t5like.interop.tensor_folders import TensorFolder, read_json
@@ -170,7 +170,7 @@ def _text_settings(folder: Path, transformer: Path) -> dict[str, Any]:
   if tokenizer.get("truncation_side", "right") != "right":
     warn(f"{transformer} keeps the end of a text that is too long (truncation_side); here its beginning is kept")
   length = own.get("max_seq_length") or tokenizer.get("model_max_length")
-  if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
+  if length is not None and (not is_number(length) or length < 1):
     raise UserError(f"invalid maximum length in {transformer}: {str(length)[:60]}", expected="a number of tokens")
   config = _json_if_there(folder / _PROMPTS)
   prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")

@@ -268,10 +268,12 @@ def _interpret(file: IO[bytes], storages: dict[str, _Storage] | None = None) -> 
         for key, item in zip(values[::2], values[1::2], strict=True):
           _expect(stack[-1], dict)[_key(key)] = item
       elif name in ("GLOBAL", "STACK_GLOBAL"):
-        called = value if name == "GLOBAL" else " ".join(_expect(stack.pop(-2 + i), str) for i in range(2))
-        if called not in _GLOBALS:
-          raise Rejected(f"it refers to {called.replace(' ', '.')[:100]}, which is not needed for tensors")
-        stack.append(_Global(called))
+        if name == "STACK_GLOBAL":
+          attribute, module = _expect(stack.pop(), str), _expect(stack.pop(), str)
+          value = f"{module} {attribute}"
+        if value not in _GLOBALS:
+          raise Rejected(f"it refers to {value.replace(' ', '.')[:100]}, which is not needed for tensors")
+        stack.append(_Global(value))
       elif name == "REDUCE":
         arguments = _expect(stack.pop(), tuple)
         stack.append(_describe(_expect(stack.pop(), _Global).name, arguments))

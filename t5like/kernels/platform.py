@@ -13,9 +13,9 @@ _deterministic = contextvars.ContextVar("deterministic", default=False)
 
 
 @contextlib.contextmanager
-def compile_for(platform: str) -> Iterator[None]:
-  """Selects kernels for the given platform while active, e.g. to lower a step for TPUs on a laptop."""
-  token = _override.set(platform)
+def compile_for(platform: str | None) -> Iterator[None]:
+  """Selects kernels for the given platform while active, e.g. to lower a step for TPUs on a laptop; None: no change."""
+  token = _override.set(platform or _override.get())
   try:
     yield
   finally:

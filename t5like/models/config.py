@@ -321,6 +321,11 @@ class TransformerConfig:
     return self.dropout_rate if self.attention_dropout_rate is None else self.attention_dropout_rate
 
   @property
+  def mlp_dropout(self) -> float:
+    """The dropout rate between the two products of an MLP."""
+    return self.dropout_rate if self.mlp_dropout_rate is None else self.mlp_dropout_rate
+
+  @property
   def kv_heads(self) -> int:
     """The number of heads of keys and values."""
     return self.num_kv_heads or self.num_heads

@@ -204,8 +204,7 @@ def input_kernels(config: TransformerConfig) -> tuple[str, ...]:
 
 def draw_mlp_dropout(config: TransformerConfig, shape: tuple[int, ...], deterministic: bool) -> DrawnDropout | None:
   """Draws the dropout of the hidden layer [*shape, mlp] of an MLP. Call it within a compact module."""
-  rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
-  return Dropout(rate).draw((*shape, config.mlp_dim), deterministic)
+  return Dropout(config.mlp_dropout).draw((*shape, config.mlp_dim), deterministic)
 
 
 def constrain_activations(x: jax.Array) -> jax.Array:

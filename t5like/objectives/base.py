@@ -211,10 +211,11 @@ def check_fraction(name: str, value: float, zero: bool = False) -> None:
     raise UserError(f"invalid {name}: {value} (expected between 0 and 1)")
 
 
-def check_variant(objective: Objective, variant: str) -> None:
+def check_variant(objective: Objective) -> None:
+  name, variant = objective.name, objective.variant
   if variant not in VARIANTS:
     raise UserError(
-      f"unknown variant of {objective.name}: {variant!r}", nearest=nearest(variant, VARIANTS), known=", ".join(VARIANTS)
+      f"unknown variant of {name}: {variant!r}", nearest=nearest(variant, VARIANTS), known=", ".join(VARIANTS)
     )
 
 

@@ -46,7 +46,7 @@ class _IidNoise(Objective):
 
   def __post_init__(self):
     check_fraction("noise_density", self.noise_density)
-    check_variant(self, self.variant)
+    check_variant(self)
 
   def lengths(self, inputs: int) -> Lengths:
     check_min_length(self, inputs, 4)

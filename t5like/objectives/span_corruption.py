@@ -40,7 +40,7 @@ class SpanCorruption(Objective):
     check_fraction("noise_density", self.noise_density)
     if not self.mean_span_length >= 1:
       raise UserError(f"invalid mean_span_length: {self.mean_span_length} (expected at least 1)")
-    check_variant(self, self.variant)
+    check_variant(self)
 
   @property
   def _final_sentinels(self) -> int:

@@ -21,7 +21,7 @@ from t5like.parallel.process_zero import run_on_process_zero
 def connect_processes() -> None:
   """Connects all processes for `run_on_process_zero`. For the start: all have just exchanged their devices."""
   if jax.devices()[0].platform == "cpu":
-    run_on_process_zero(lambda: 0)
+    run_on_process_zero(lambda: None)
 
 
 def connect_mesh(mesh: Mesh) -> None:
@@ -39,5 +39,5 @@ def connect_mesh(mesh: Mesh) -> None:
   shape, sharding = tuple(mesh.shape[axis] for axis in axes), NamedSharding(mesh, P(*axes))
   ones = jax.make_array_from_callback(shape, sharding, lambda index: np.ones([1] * len(axes), np.float32))
   program = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=P(*axes), out_specs=outside)).lower(ones).compile()
-  run_on_process_zero(lambda: 0)  # all have compiled: they start within moments of each other
+  run_on_process_zero(lambda: None)  # all have compiled: they start within moments of each other
   jax.block_until_ready(program(ones))

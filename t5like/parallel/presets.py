@@ -53,8 +53,7 @@ def with_experts(rules: Rules, has_axis: bool) -> Rules:
 
 def mesh_axes_used(preset: str) -> set[str]:
   """Returns the mesh axes that a preset uses."""
-  used = {axis for _, target in PRESETS[preset] for axis in ((target,) if isinstance(target, str) else target or ())}
-  return used
+  return {axis for _, target in PRESETS[preset] for axis in ((target,) if isinstance(target, str) else target or ())}
 
 
 def parameter_mesh_axes(preset: str) -> set[str]:

@@ -14,17 +14,19 @@ from jax.experimental import multihost_utils
 from t5like.errors import UserError
 
 
-def run_on_process_zero(action: Callable[[], int]) -> int:
-  """Runs `action` on process 0 and returns its result on all. If it fails, all processes fail instead of hanging.
+def run_on_process_zero(action: Callable[[], int | None]) -> int:
+  """Runs `action` on process 0 and returns its number on all; 0 if it returns none.
+
+  If it fails, all processes fail instead of hanging.
 
   All processes must call it.
   """
   if jax.process_count() == 1:
-    return action()
+    return action() or 0
   number, error = 0, None
   if jax.process_index() == 0:
     try:
-      number = action()
+      number = action() or 0
     except Exception as raised:
       error = raised
   failed, number = multihost_utils.broadcast_one_to_all(np.array([error is not None, number], np.int32))

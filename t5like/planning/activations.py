@@ -6,7 +6,6 @@ the heads, the MLP and the vocabulary needs as much as a model of that width.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -90,7 +89,7 @@ def _row_bytes(model: nn.Module, shapes: Shapes, positions: int, platform: str |
     outputs = model.apply(params, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
     return {name: x for name, x in outputs.items() if name.endswith("logits")}
 
-  with compile_for(platform) if platform else contextlib.nullcontext():
+  with compile_for(platform):
     params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
     arrays = saved_residuals(logits, params, batch, fused)
   if positions == 1:
@@ -156,7 +155,7 @@ def writes_scores(
   case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
   synthesized = config.synthesizer != "none" and not is_cross
   case = dataclasses.replace(case, positions=config.positions, synthesized=synthesized)
-  with compile_for(platform) if platform else contextlib.nullcontext():
+  with compile_for(platform):
     return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
 
 

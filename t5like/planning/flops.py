@@ -58,6 +58,7 @@ def forward_flops_by_part(
 
   has_output: whether states are projected to the vocabulary, which a model with a head for labels does not do.
   """
+  # Widths: of the states, of all queries, of an MLP, and of all keys.
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
   c = config.kv_heads * config.head_dim
   width, parts = config.embedding_width, {}

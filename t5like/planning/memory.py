@@ -146,7 +146,7 @@ def _computed_weights(params: Any, shardings: Any, width: int) -> tuple[int, int
     if leaf.ndim < 2:
       continue
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-    size = math.prod(_without(sharding, "fsdp").shard_shape(leaf.shape)) * width
+    size = math.prod(_without_fsdp(sharding).shard_shape(leaf.shape)) * width
     stacked = "layers" in names
     layer = "/".join(names[:2]) if len(names) > 1 and names[1].startswith("layers") else names[0]
     layers[layer] = layers.get(layer, 0) + size // (leaf.shape[0] if stacked else 1)
@@ -154,10 +154,10 @@ def _computed_weights(params: Any, shardings: Any, width: int) -> tuple[int, int
   return total, max(layers.values(), default=0)
 
 
-def _without(sharding: NamedSharding, axis: str) -> NamedSharding:
-  """Returns the sharding without a mesh axis."""
+def _without_fsdp(sharding: NamedSharding) -> NamedSharding:
+  """Returns the sharding without the mesh axis `fsdp`."""
 
   def rest(axes: Any) -> Any:
-    return tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != axis) or None
+    return tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != "fsdp") or None
 
   return sharding.update(spec=jax.sharding.PartitionSpec(*(rest(axes) for axes in sharding.spec)))

@@ -216,7 +216,7 @@ def _attention(
     moved, terms = ends + 4 * share.score_bytes * pairs, 2 if config.positions == "disentangled" else 1
     yield Operation(part, "product", 4.0 * pairs * config.head_dim, moved, config.head_dim, count=terms * (3 + again))
   # Adds bias and mask, takes maximum, sum and quotient; the same backward.
-  dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
+  dropped = config.attention_dropout > 0
   moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)
   yield Operation(part, "memory", 0, moved, count=2 + again, kernels=3)
 
@@ -242,16 +242,12 @@ def _activation(config: TransformerConfig, part: str, size: float) -> Operation:
   """
   forward, backward = (3, 5) if config.gated_mlp else (2, 3)
   forward *= 2 if config.remat != "none" else 1
-  dropped = 1 if _dropout_rate(config, config.mlp_dropout_rate) else 0
+  dropped = 1 if config.mlp_dropout else 0
   return _memory(config, part, (forward + backward + dropped) * size, kernels=2)
 
 
 def _memory(config: TransformerConfig, part: str, numbers: float, kernels: int = 1) -> Operation:
   return Operation(part, "memory", 0, numbers * config.dtype.itemsize, kernels=kernels)
-
-
-def _dropout_rate(config: TransformerConfig, own: float | None) -> float:
-  return config.dropout_rate if own is None else own
 
 
 def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:

@@ -19,14 +19,12 @@ _MICROBATCHES = (1, 2, 4, 8, 16, 32)
 _MAX_TENSOR = 8
 
 
-def candidates(
-  work: Work, topology: Topology, batch_sizes: Sequence[int], remats: Sequence[str] = REMATS
-) -> list[Forecast]:
+def candidates(work: Work, topology: Topology, batch_sizes: Sequence[int]) -> list[Forecast]:
   """Returns forecasts of all candidates without memory, sorted by tokens per second."""
   found = [
     forecast(variant, topology, axes, with_memory=False)
     for axes in meshes(work, topology)
-    for variant in variants(work, axes, topology, batch_sizes, remats)
+    for variant in variants(work, axes, topology, batch_sizes)
   ]
   return sorted(found, key=lambda f: -f.work.tokens / f.time.seconds)
 
@@ -58,16 +56,14 @@ def with_batch_size(work: Work, rows: int) -> Work:
   return dataclasses.replace(work, batch=with_rows(work.batch, rows), steps=-(-work.steps * work.rows // rows))
 
 
-def variants(
-  work: Work, axes: parallel.MeshAxes, topology: Topology, batch_sizes: Iterable[int], remats: Sequence[str]
-) -> Iterator[Work]:
+def variants(work: Work, axes: parallel.MeshAxes, topology: Topology, batch_sizes: Iterable[int]) -> Iterator[Work]:
   """Yields the same work with other batch sizes, microbatches and rematerialization."""
   sizes = axes.sizes(topology.devices)
   for rows in batch_sizes:
     for microbatches in _MICROBATCHES:
       if rows % (sizes["data"] * sizes["fsdp"] * microbatches):
         continue
-      for remat in remats:
+      for remat in REMATS:
         resized = with_batch_size(work, rows)
         yield dataclasses.replace(resized, model=_with_remat(work.model, remat), microbatches=microbatches)
 

@@ -25,10 +25,10 @@ def measured_spec(devices: int) -> DeviceSpec:
   return DeviceSpec(flops / shared, memory / shared, bandwidth / shared)
 
 
-def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array, repeats: int = 5) -> float:
+def _fastest(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
   function(x).block_until_ready()
   times = []
-  for _ in range(repeats):
+  for _ in range(5):
     started = time.perf_counter()
     function(x).block_until_ready()
     times.append(time.perf_counter() - started)

@@ -52,7 +52,7 @@ class EvaluationPrograms:
   @functools.cached_property
   def loss_step(self) -> EvalStep:
     run = self._run
-    return loss_step(run.experiment, run.phases[-1], run.evaluated_spec, run.mesh, run.experiment.microbatches)
+    return loss_step(run.experiment, run.phases[-1], run.evaluated_spec, run.mesh)
 
 
 def decoding_evaluation(
@@ -95,10 +95,8 @@ def loss_evaluation(
     run.phases[-1],
     run.evaluated,
     special_tokens(experiment.model.config, run.vocabulary, task_languages(experiment)),
-    run.evaluated_spec,
     run.mesh,
-    experiment.eval_loss_batches,
-    eval_step=programs.loss_step,
+    programs.loss_step,
   )
 
   def evaluate(state: TrainState) -> dict[str, float]:

@@ -24,7 +24,7 @@ from t5like.planning.search import (
   with_slices,
 )
 from t5like.runs.planned_work import planned_phases, planned_work
-from t5like.training.step import check_microbatches
+from t5like.training.microbatches import check_microbatches
 
 _SHOWN = 8  # candidates per batch size in a search
 _FACTORS = (1, 2, 4)  # multiples of the batch size in a search

@@ -90,40 +90,26 @@ def loss_evaluator(
   phase: Phase,
   members: Sequence[CachedTask],
   special: SpecialTokens,
-  spec: StateSpec,
   mesh: jax.sharding.Mesh,
-  corpus_batches: int = 50,
-  microbatches: int = 1,
-  eval_step: EvalStep | None = None,
+  eval_step: EvalStep,
 ) -> dict[str, LossEvaluation]:
-  """Returns a loss evaluation for each task of an evaluation split, with the batch shape of `phase`.
+  """Returns a loss evaluation for each task of an evaluation split; `eval_step` is compiled by `loss_step`.
 
-  Compiles once, or not at all with the `eval_step` of a run of the same shape.
-
-  Labeled examples count exactly once each, packed as in training. Of a corpus, the first `corpus_batches` batches of a
+  Labeled examples count exactly once each, packed as in training. Of a corpus, the first EVAL_LOSS_BATCHES batches of a
   fixed order count, or about one pass if it has fewer.
   """
-  rows = {m.task: evaluation_rows(experiment, phase, m, special.of_task(m.task), corpus_batches, mesh) for m in members}
-  if not rows:
-    return {}
-  eval_step = eval_step or loss_step(experiment, phase, spec, mesh, microbatches)
+  rows = {m.task: evaluation_rows(experiment, phase, m, special.of_task(m.task), mesh) for m in members}
   return {task: LossEvaluation(eval_step, task_rows, mesh) for task, task_rows in rows.items()}
 
 
-def loss_step(
-  experiment: Experiment, phase: Phase, spec: StateSpec, mesh: jax.sharding.Mesh, microbatches: int = 1
-) -> EvalStep:
-  settings = LossSettings(microbatches=microbatches)
+def loss_step(experiment: Experiment, phase: Phase, spec: StateSpec, mesh: jax.sharding.Mesh) -> EvalStep:
+  """Compiles the evaluation of batches with the shape of `phase`."""
+  settings = LossSettings(microbatches=experiment.microbatches)
   return compile_eval_step(experiment.model, settings, spec, blank_batch(experiment, phase), mesh)
 
 
 def evaluation_rows(
-  experiment: Experiment,
-  phase: Phase,
-  member: CachedTask,
-  special: SpecialTokens,
-  corpus_batches: int,
-  mesh: jax.sharding.Mesh,
+  experiment: Experiment, phase: Phase, member: CachedTask, special: SpecialTokens, mesh: jax.sharding.Mesh
 ) -> EvaluationRows:
   check_kind(experiment, member.cache)
   layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
@@ -138,5 +124,5 @@ def evaluation_rows(
   packed = is_packed(experiment)
   corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout, packed)
   # Full batches without padding rows: row numbers continue into the next pass, with other tokens corrupted.
-  batches = min(corpus_batches, -(-corpus.rows_per_epoch // size))
+  batches = min(experiment.eval_loss_batches, -(-corpus.rows_per_epoch // size))
   return EvaluationRows(corpus, batches * size, size, share)

@@ -68,11 +68,11 @@ from t5like.training.checkpoints import (
   newest_intact,
 )
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
+from t5like.training.microbatches import check_microbatches
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.selection import Selection
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec, with_optimizer
-from t5like.training.step import check_microbatches
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
@@ -112,11 +112,11 @@ class PreparedRun:
   flops_shares: list[float]  # of the plan's episodes: FLOPs of a step relative to one that trains everything
   fingerprint: dict[str, Any]
   start: StartingPoint
-  saved: Selection | None = None  # the parameters that checkpoints hold; None: all
-  teacher: Teacher | None = None  # that the model of the experiment imitates
-  stream_reason: str = ""  # why a task streams that was not asked to
-  expected: Sequence[tuple[str, float, int | None]] = ()  # task, share and size, before a dry run has a token cache
-  own_targets: Sequence[str] = ()  # the run's tasks, if the targets of all have their own vocabulary
+  saved: Selection | None  # the parameters that checkpoints hold; None: all
+  teacher: Teacher | None  # the model that the experiment's model imitates
+  stream_reason: str  # why the task streams although STREAM is not set; '': it does not
+  expected: Sequence[tuple[str, float, int | None]]  # task, share and size, before a dry run has a token cache
+  own_targets: Sequence[str]  # the run's tasks, if the targets of all have their own vocabulary
 
   @functools.cached_property
   def card(self) -> RunCard:
@@ -225,8 +225,10 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   known = members or evaluated
   own_targets = [member.task for member in known if member.cache.manifest.get("targets_vocabulary")]
   return PreparedRun(
-    experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
-    fingerprint, start, saved, teacher, stream_reason, expected, own_targets if len(own_targets) == len(known) else (),
+    experiment=experiment, model_dir=model_dir, vocabulary=vocabulary, phases=phases, batches=batches, stream=stream,
+    evaluated=evaluated, mesh=mesh, batch=batch, plan=plan, specs=specs, flops_shares=shares, fingerprint=fingerprint,
+    start=start, saved=saved, teacher=teacher, stream_reason=stream_reason, expected=expected,
+    own_targets=own_targets if len(own_targets) == len(known) else (),
   )  # fmt: skip
 
 

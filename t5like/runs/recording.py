@@ -42,10 +42,10 @@ def record_run(run: PreparedRun) -> None:
     for line in changed_data(settings, folder / directory.DATA_SETTINGS, run):
       say(line)
     settings |= {directory.OWN_TARGETS: list(run.own_targets)} if run.own_targets else {}
-    directory.write_text(folder / directory.CONFIG, config_text(experiment))  # first: it makes the folder a run's
-    directory.write_text(folder / directory.DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
-    directory.write_text(folder / directory.RUN_CARD, card_text(run))
-    directory.write_text(folder / directory.RUN_CARD_DATA, run.card.as_json())
+    storage.write_atomic(folder / directory.CONFIG, config_text(experiment))  # first: it makes the folder a run's
+    storage.write_atomic(folder / directory.DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
+    storage.write_atomic(folder / directory.RUN_CARD, card_text(run))
+    storage.write_atomic(folder / directory.RUN_CARD_DATA, run.card.as_json())
     copy_vocabulary(experiment.vocabulary, run.vocabulary, folder)
     if run.start.base:
       write_base(folder, experiment.init_from, run.start.base.digest)

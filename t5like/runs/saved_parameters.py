@@ -14,7 +14,8 @@ from t5like.finetuning import TrainingPlan
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, read_base, store_frozen
 from t5like.training.checkpoints.given_parameters import GivenParameters
-from t5like.training.optimizers.rules import path_text
+from t5like.training.checkpoints.restoring import array_targets
+from t5like.training.optimizers.rules import leaves_by_path, path_text, variable_paths
 from t5like.training.optimizers.selection import Selection
 from t5like.training.state import StateSpec, TrainState
 from t5like.vocabularies import Vocabulary
@@ -23,7 +24,7 @@ from t5like.vocabularies import Vocabulary
 def saved_selection(experiment: Experiment, plan: TrainingPlan, params: Any) -> Selection | None:
   """Returns what checkpoints of a run hold: None for all parameters."""
   if experiment.distillation:
-    return Selection(dict.fromkeys(path_text(path) for path, _ in jax.tree.leaves_with_path(without_teacher(params))))
+    return Selection(dict.fromkeys(variable_paths(without_teacher(params))))
   return plan.episodes[0].optimizer.selection if experiment.method else None
 
 
@@ -51,8 +52,8 @@ def saved_part(params: Any, saved: Selection | None) -> Any:
   """Returns the parameters that checkpoints hold, as nested dicts; of a variable, always all layers."""
   if saved is None:
     return params
-  flat = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-  return traverse_util.unflatten_dict({path: leaf for path, leaf in flat.items() if path in saved}, sep="/")
+  kept = {path: leaf for path, leaf in leaves_by_path(params).items() if path in saved}
+  return traverse_util.unflatten_dict(kept, sep="/")
 
 
 def saved_spec(spec: StateSpec, saved: Selection | None) -> StateSpec:
@@ -76,12 +77,11 @@ def with_base(trained: TrainState, base: TunedBase, spec: StateSpec, keep: bool)
 
   With `keep`, also those of `trained` that the base has, too.
   """
-  ours = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(trained.params)}
-  leaves = zip(jax.tree.leaves_with_path(spec.shapes.params), jax.tree.leaves(spec.shardings.params), strict=True)
+  ours = leaves_by_path(trained.params)
   wanted = {
-    path_text(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    for (path, leaf), sharding in leaves
-    if path_text(path) in base.parameters.stored and not (keep and path_text(path) in ours)
+    path: target
+    for path, target in array_targets(spec.shapes.params, spec.shardings.params).items()
+    if path in base.parameters.stored and not (keep and path in ours)
   }
   placed = ours | base.parameters.place(wanted)
   return trained.replace(params=jax.tree.map_with_path(lambda path, _: placed[path_text(path)], spec.shapes.params))

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from t5like.console import table
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path
 from t5like.training.state import StateSpec
 
 STATUSES = ("taken", "resized", "new", "left out")
@@ -22,7 +20,7 @@ STATUSES = ("taken", "resized", "new", "left out")
 
 def array_uses(source: Path | GivenParameters, spec: StateSpec) -> list[ArrayUse]:
   """Returns what becomes of every parameter of the run and of the source, which was checked before."""
-  wanted = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(spec.shapes.params)}
+  wanted = leaves_by_path(spec.shapes.params)
   given = isinstance(source, GivenParameters)
   stored = source.stored if given else stored_arrays(source / PARAMS)
   planned = list(source.uses or ()) if given else []

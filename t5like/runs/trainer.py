@@ -17,6 +17,7 @@ import numpy as np
 from t5like import data, parallel, planning
 from t5like.console import ProgressLine, say
 from t5like.errors import RunError, UserError
+from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
 from t5like.runs.evaluations import (
@@ -65,7 +66,8 @@ class TrainingResult:
   metrics   training metrics: means over the steps since the previous row
   scores    scores of the last evaluation by full name, such as eval/snli/accuracy
   stopped   "finished", "early" (EARLY_STOPPING) or "interrupted", by `signal` or by another host
-  signal    that came; in the last evaluation, which is not interrupted, it is for what follows the run
+  signal    the signal that was received. One that arrives during the last evaluation does not interrupt it; callers
+            decide what to do after the run
   best_step the checkpoint with the best KEEP.metric; None if none is configured
   """
 
@@ -314,7 +316,7 @@ class Trainer:
       self.watchdog.heartbeat()
     self._record_goodput(int(state.step))
 
-  def _check_directory(self) -> int:
+  def _check_directory(self) -> None:
     """Raises DirectoryRemoved if the directory is gone: further writes would create an incomplete one."""
     self._lock.check()
     if not (self._run.model_dir / directory.CONFIG).is_file():
@@ -324,7 +326,6 @@ class Trainer:
         missing=directory.CONFIG,
         try_="restore the directory from a backup; without it, the same command starts from step 0",
       )
-    return 0
 
   def _evaluated_tasks(self) -> dict[str, list[str]]:
     """Returns the tasks of each kind of evaluation that the run has."""
@@ -403,7 +404,7 @@ class Trainer:
     if jax.process_index() == 0:
       plot_loss(run.model_dir, rows)
       tag = price_tag(self._experiment, run.model_dir, run.phases, run.model)
-      directory.write_text(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
+      storage.write_atomic(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
     say(self._goodput.report(step - self._first_step))
     say(goodput.summary_of_attempts(run.model_dir / goodput.FILE))
     if interrupted:

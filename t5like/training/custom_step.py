@@ -10,7 +10,7 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.training.detection import COUNTS
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path
 from t5like.training.state import TrainState
 from t5like.training.step import StepFunction
 
@@ -44,9 +44,7 @@ def _check_metrics(name: str, metrics: Mapping[str, Any]) -> None:
 
 
 def _check_state(name: str, state: Any, shapes: TrainState) -> None:
-  given, found = (
-    {path_text(path): _describe(x) for path, x in jax.tree.leaves_with_path(tree)} for tree in (shapes, state)
-  )
+  given, found = ({path: _describe(x) for path, x in leaves_by_path(tree).items()} for tree in (shapes, state))
   for path in [*given, *found]:
     if given.get(path) != found.get(path):
       raise UserError(

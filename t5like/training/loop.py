@@ -65,7 +65,7 @@ class Hook:
   def _time_is_up(self, step: int) -> bool:
     if not self._seconds or (jax.process_count() > 1 and step % self._check_every):
       return False
-    return bool(run_on_process_zero(lambda: int(time.monotonic() - self._last_run >= self._seconds)))
+    return bool(run_on_process_zero(lambda: time.monotonic() - self._last_run >= self._seconds))
 
 
 class _PendingStep(NamedTuple):

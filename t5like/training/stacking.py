@@ -1,7 +1,7 @@
 """Several runs of one shape as one program: stacked states and batches, and a step that is mapped over the runs.
 
-A step of a small model is mostly launches of small kernels, a majority of them the optimizer's. Mapped over k runs
-(`jax.vmap`) it launches the same number of kernels, each with the work of all k.
+A small model spends most of a step on launching small kernels, more than half of them in the optimizer. A step that
+`jax.vmap` maps over k runs launches the same number of kernels, each of which does the work of all k.
 """
 
 from __future__ import annotations

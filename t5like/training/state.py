@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path, path_text
 
 
 class TrainState(struct.PyTreeNode):
@@ -78,7 +78,7 @@ def change_optimizer(state: TrainState, optimizer: Optimizer, spec: StateSpec) -
   Parameters that trained before keep their optimizer state, by path; the others start with a fresh one.
   """
   initialize_all = jax.jit(optimizer.transformation.init, out_shardings=spec.shardings.opt_state)
-  before = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(state.opt_state)}
+  before = leaves_by_path(state.opt_state)
 
   def choose(path: tuple, fresh: jax.Array) -> jax.Array:
     kept = before.get(path_text(path))
@@ -105,7 +105,7 @@ def create_state(
 
 
 def parameter_count(params: Any) -> int:
-  return sum(weight_count(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params))
+  return sum(weight_count(path, leaf) for path, leaf in leaves_by_path(params).items())
 
 
 def weight_count(path: str, array: jax.Array | jax.ShapeDtypeStruct) -> int:

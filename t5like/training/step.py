@@ -34,21 +34,6 @@ from t5like.training.optimizers.updates import choose_in_few_kernels, global_nor
 from t5like.training.stacking import stacked_batch_sharding, stacked_spec, stacked_step
 from t5like.training.state import StateSpec, TrainState
 
-__all__ = [
-  "LossSettings",
-  "StepFunction",
-  "check_microbatches",
-  "compile_eval_step",
-  "compile_train_step",
-  "lower_train_step",
-  "eval_step",
-  "enable_compilation_cache",
-  "loss_and_metrics",
-  "random_key",
-  "train_step",
-]
-
-
 # (model, optimizer, settings, state, batch) -> (the next state, metrics): `train_step` or a replacement.
 StepFunction = Callable[[nn.Module, Optimizer, LossSettings, TrainState, Any], tuple[TrainState, dict[str, Any]]]
 

@@ -67,7 +67,7 @@ def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:
 
 
 def _word_rule(tokenizer: Tokenizer):
-  """Returns a function that tells whether a piece starts a word."""
+  """Returns a function that checks whether a piece starts a word."""
   model = json.loads(tokenizer.to_str())["model"]
   if model["type"] == "WordPiece":
     prefix = model["continuing_subword_prefix"]

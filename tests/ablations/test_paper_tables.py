@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from t5like.ablations import tables
-from t5like.ablations.mixing import mixing_rates
+from t5like.ablations.configurables import mixing_rates
 from t5like.ablations.tables import RECIPES, TABLES, find_tables, recipes_of
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE

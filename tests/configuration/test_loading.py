@@ -1,21 +1,14 @@
 """Gin files, overrides, and error messages for mistakes in them."""
 
-import gin
 import pytest
 
 from t5like import configuration
 from t5like.configuration.statements import Permissions, parse_override_value, read_text
 from t5like.errors import UserError, command_line
-from t5like.experiments.reading import read_experiment, register_configurables
+from t5like.experiments.reading import read_experiment
 
+pytestmark = pytest.mark.usefixtures("clean_gin")
 MODEL, OBJECTIVE, RUN = "models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"
-
-
-@pytest.fixture(autouse=True)
-def registered():
-  register_configurables()
-  yield
-  gin.clear_config()
 
 
 def load(*overrides, files=(MODEL, OBJECTIVE, RUN), model_dir="/tmp/x", **kwargs):

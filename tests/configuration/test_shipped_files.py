@@ -11,12 +11,12 @@ import pytest
 from t5like import configuration
 from t5like.ablations.suites.plan import find_suite
 from t5like.configuration.search_path import shipped_folder
-from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead
 from t5like.models.recurrent import RecurrentConfig
 from t5like.objectives import CATALOGUE
 
+pytestmark = pytest.mark.usefixtures("clean_gin")
 FILES = sorted(str(p.relative_to(shipped_folder())) for p in shipped_folder().rglob("*.gin"))
 # Files that are only included: a family's base has no sizes, train.gin no task.
 BASES = {f for f in FILES if f.split("/")[-1] == f"{f.split('/')[-2]}.gin"} | {
@@ -35,13 +35,6 @@ EMBEDDINGS = [f for f in FILES if f.startswith("finetune/embeddings/")]
 METHODS = [f for f in FILES if f.startswith("finetune/methods/")]  # see tests/finetuning/test_method_gin.py
 OTHERS = SUITES + EMBEDDINGS + METHODS
 RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in OTHERS]
-
-
-@pytest.fixture(autouse=True)
-def clean():
-  register_configurables()
-  yield
-  gin.clear_config()
 
 
 def build(*files):

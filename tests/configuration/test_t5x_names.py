@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import gin
 import pytest
 
 from t5like import configuration
@@ -13,16 +12,9 @@ from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, our_task
 from t5like.configuration.t5x_files import read_t5x_file
 from t5like.configuration.t5x_names import TABLE, markdown_table
 from t5like.errors import UserError
-from t5like.experiments.reading import register_configurables
 
+pytestmark = pytest.mark.usefixtures("clean_gin")
 T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x"
-
-
-@pytest.fixture(autouse=True)
-def clean():
-  register_configurables()
-  yield
-  gin.clear_config()
 
 
 def message_of(*overrides, files=("models/t5_1_1/small.gin", "runs/finetune.gin")) -> str:

@@ -34,14 +34,12 @@ def examples(part):
 
 def build(folder, workers=0, parts=PARTS, source=examples, description=DESCRIPTION, **options):
   vocabulary = load_vocabulary("tiny")
+  about = {"name": "tiny", "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint}
   data.build_cache(
     Path(folder),
+    data.plan_cache(["inputs", "targets"], about, description, NO_SCORING),
     [lambda part=part: source(part) for part in range(parts)],
-    ["inputs", "targets"],
     vocabulary.encode_batch,
-    {"name": "tiny", "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
-    description,
-    NO_SCORING,
     workers=workers,
     limits=data.PieceLimits(examples=EXAMPLES),
     **options,

@@ -27,11 +27,10 @@ def corpus(tmp_path_factory):
   numbers = iter(range(2, 2000))
   texts = [[next(numbers) for _ in range(length)] for length in lengths]
   with data.sole_builder(folder):
-    data.build_cache(
-      folder, [lambda: [{"targets": str(n)} for n in range(60)]], ["targets"], lambda ns: [texts[int(n)] for n in ns],
-      {"name": "numbers", "size": 2000, "fingerprint": "abc"}, DESCRIPTION, {"postprocessor": None, "metrics": []},
-      limits=data.PieceLimits(examples=7),
-    )  # fmt: skip
+    vocabulary = {"name": "numbers", "size": 2000, "fingerprint": "abc"}
+    plan = data.plan_cache(["targets"], vocabulary, DESCRIPTION, {"postprocessor": None, "metrics": []})
+    parts, encode = [lambda: [{"targets": str(n)} for n in range(60)]], lambda ns: [texts[int(n)] for n in ns]
+    data.build_cache(folder, plan, parts, encode, limits=data.PieceLimits(examples=7))
   return texts, data.open_cache(folder, "")
 
 

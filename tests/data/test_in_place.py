@@ -28,11 +28,10 @@ def folder(tmp_path_factory):
   """A corpus of 12 documents of 600 kB, in shards of one: seven units."""
   folder = tmp_path_factory.mktemp("corpus") / "train"
   with data.sole_builder(folder):
-    data.build_cache(
-      folder, [lambda: [{"targets": str(17 * n)} for n in range(12)]], ["targets"], encode,
-      {"name": "letters", "size": 300, "fingerprint": "abc"}, DESCRIPTION, {"postprocessor": None, "metrics": []},
-      limits=data.PieceLimits(examples=1),
-    )  # fmt: skip
+    vocabulary = {"name": "letters", "size": 300, "fingerprint": "abc"}
+    plan = data.plan_cache(["targets"], vocabulary, DESCRIPTION, {"postprocessor": None, "metrics": []})
+    parts = [lambda: [{"targets": str(17 * n)} for n in range(12)]]
+    data.build_cache(folder, plan, parts, encode, limits=data.PieceLimits(examples=1))
   return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
+from seqio_rows import task_over
 
 from t5like.data import Batches, HostShare, LabelForm, PhaseRows, labeled_rows, open_cache
 from t5like.data.labeled_rows import blank_labels, choices_of
@@ -53,29 +53,12 @@ ROWS = {
 }
 
 
-def signature(value):
-  if isinstance(value, dict):
-    return {
-      k: tf.TensorSpec([], tf.int64) if k == "label" and isinstance(v, int) else signature(v) for k, v in value.items()
-    }
-  if isinstance(value, list):
-    return tf.TensorSpec([None], tf.string if value and isinstance(value[0], str) else tf.int32)
-  return tf.TensorSpec([], {str: tf.string, int: tf.int32, float: tf.float32}[type(value)])
-
-
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
   """Builds the token cache of a registered task over given rows."""
 
   def build(name, vocabulary, rows=None):
-    rows = rows or ROWS[name]
-
-    def dataset(split, shuffle_files):
-      del split, shuffle_files
-      return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=signature(rows[0]))
-
-    source = seqio.FunctionDataSource(dataset, splits=["train"], num_input_examples={"train": len(rows)})
-    task = seqio.TaskRegistry.get(name).replace(source=source)
+    task = task_over(name, rows or ROWS[name], "train")
     monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, name, task)
     folder = build_token_cache(CacheSettings(name, vocabulary, root=str(tmp_path), workers=0), lambda line: None)
     return task, open_cache(folder, "")

@@ -90,14 +90,16 @@ def test_a_checkpoint_that_was_written_again_has_one_record(tmp_path):
 
 
 def test_an_evaluation_that_is_killed_between_both_files_is_repeated(tmp_path, monkeypatch):
+  write = storage.write_atomic
+
   def fail(path, text):
     if path.suffix == ".json":
       raise KeyboardInterrupt
-    storage.write_atomic(path, text)
+    write(path, text)
 
   results = Results(tmp_path)
   with monkeypatch.context() as killed:
-    killed.setattr("t5like.evaluation.tables.write_text", fail)
+    killed.setattr(storage, "write_atomic", fail)
     with pytest.raises(KeyboardInterrupt):
       results.add(RECORD)
   assert results.find(RECORD) is None

@@ -37,8 +37,7 @@ def test_a_custom_corpus_is_built_once_and_then_opened(tmp_path, monkeypatch):
   assert build().manifest == cache.manifest
 
 
-def test_a_task_that_is_not_known_and_a_mixture_are_refused(start_child_here, token_caches, tmp_path, monkeypatch):
-  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_child_here))
+def test_a_task_that_is_not_known_and_a_mixture_are_refused(run_children_here, token_caches, tmp_path):
   with pytest.raises(UserError, match="cannot build the token cache of task 'novel'"):
     token_cache("novel", "tiny", root=str(tmp_path))
   vocabulary = load_vocabulary("tiny")
@@ -49,7 +48,7 @@ def test_a_task_that_is_not_known_and_a_mixture_are_refused(start_child_here, to
   assert error.value.lines["tasks"] == "snli, novels"
 
 
-def test_caches_of_the_users_rows_follow_all_files(tmp_path):
+def test_caches_of_the_users_rows_follow_all_files(run_children_here, tmp_path):
   """Classes are numbered by the training split, and a split without a file is not that of an earlier run."""
 
   def written(name, *labels):
@@ -57,6 +56,7 @@ def test_caches_of_the_users_rows_follow_all_files(tmp_path):
     return str(tmp_path / name)
 
   def labels(split, **files):
+    seqio.TaskRegistry.remove("stars_classification")  # a command is a new process
     cache = token_cache("stars_classification", "bert_uncased", split, root=str(tmp_path / "caches"), files=files)
     return [fields["label"] for fields in cache.fields()]
 

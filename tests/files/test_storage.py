@@ -362,7 +362,7 @@ def test_a_file_that_does_not_match_the_manifest_is_refused_or_copied_again(stor
   assert not (local / "shard-00000.tokens").exists()
   (remote_cache / "shard-00000.index").unlink()
   with pytest.raises(UserError, match="is missing"):
-    data.describe_cache(remote_cache, rebuild_command="")
+    data.describe_cache(remote_cache)
   with pytest.raises(UserError, match="no token cache found"):
     data.open_cache(remote_cache.parent / "test", rebuild_command="")
 

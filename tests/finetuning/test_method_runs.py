@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from trainers import finish, parameters, start, start_pod
+from trainers import finish, parameters, start, start_pod, tiny_settings
 
 import t5like
 from t5like.cli.main import main
@@ -32,18 +32,7 @@ TEXTS = ["It is a truth", "Call me"]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, token_caches):
   """A base of one step."""
-  experiment = t5like.Experiment(
-    model_dir=str(tmp_path_factory.mktemp("base") / "run"),
-    model=GPT(GPT2),
-    vocabulary="tiny",
-    task="novels_causal_lm",
-    lengths={"inputs": 8},
-    batch_size=8,
-    steps=1,
-    optimizer=t5like.optimizers.adamw(1e-2),
-    cache_dir=str(token_caches),
-    log_period=1,
-  )
+  experiment = t5like.Experiment(**tiny_settings(tmp_path_factory.mktemp("base") / "run", token_caches, GPT(GPT2)))
   t5like.train(experiment)
   return experiment
 

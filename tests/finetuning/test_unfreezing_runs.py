@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from trainers import tiny_settings
 
 import t5like
 from t5like.errors import UserError
@@ -22,19 +23,8 @@ SIZES = dict(vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, 
 
 @pytest.fixture
 def settings(tmp_path, token_caches):
-  return dict(
-    model_dir=str(tmp_path / "run"),
-    model=GPT(TransformerConfig(**SIZES, num_decoder_layers=2, scan_layers=True, dropout_rate=0.1)),
-    vocabulary="tiny",
-    task="novels_causal_lm",
-    lengths={"inputs": 8},
-    batch_size=8,
-    steps=4,
-    optimizer=t5like.optimizers.adamw(1e-2),
-    cache_dir=str(token_caches),
-    log_period=1,
-    trainable=GradualUnfreezing(period=2),
-  )
+  model = GPT(TransformerConfig(**SIZES, num_decoder_layers=2, scan_layers=True, dropout_rate=0.1))
+  return tiny_settings(tmp_path / "run", token_caches, model) | dict(steps=4, trainable=GradualUnfreezing(period=2))
 
 
 def same(one, two):

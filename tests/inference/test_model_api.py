@@ -10,7 +10,7 @@ import huggingface_hub
 import jax
 import numpy as np
 import pytest
-from infer_models import folder_of, golden, words
+from infer_models import golden, golden_folders, words
 from safetensors.numpy import save_file
 
 from t5like import parallel
@@ -30,13 +30,7 @@ T5, GPT2, BERT = golden("t5_1_1"), golden("gpt2"), golden("bert")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("models")
-  marks = {kind: BERT[kind] for kind in ("cls", "sep", "mask")}
-  return {
-    "t5": folder_of("t5_1_1", folder / "t5", eos=T5["eos"]),
-    "gpt2": folder_of("gpt2", folder / "gpt2", eos=GPT2["eos"]),
-    "bert": folder_of("bert", folder / "bert", eos=BERT["sep"], **marks),
-  }
+  return golden_folders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

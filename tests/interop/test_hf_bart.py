@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bart_folders import BART, MBART, arrays_of, write_folder
 from head_batches import compare, head_batch
-from round_trips import round_trip
+from round_trips import check_round_trip
 from safetensors.numpy import load_file, save_file
 
 from t5like.errors import UserError
@@ -54,15 +54,9 @@ def test_logits_loss_and_gradients_equal_transformers(case, scan_layers, tmp_pat
 @pytest.mark.parametrize("case", CASES)
 def test_round_trip_is_bit_exact(case, tmp_path):
   write_folder(case, tmp_path / "theirs")
-  scanned = len(case) % 2 == 0
-  imported = round_trip(tmp_path / "theirs", tmp_path / "ours", scanned)
-  old, new = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "ours"))
-  changed = {k: (v, old[k]) for k, v in new.items() if old.get(k) is not None and v != old[k] and k != "dtype"}
-  assert not changed, "config.json both ways"
-  rules = {rule.theirs for rule in huggingface.tensor_rules(imported.model)}
-  tensors = set(load_file(tmp_path / "theirs" / "model.safetensors"))
-  assert rules == tensors - ({"final_logits_bias"} if case == BART else set())
-  assert huggingface.load(tmp_path / "ours", scan_layers=scanned).model == imported.model
+  changed = ("dtype", "label2id") if case == "BartForSequenceClassification" else ("dtype",)  # theirs has no numbers
+  not_read = ("final_logits_bias",) if case == BART else ()
+  check_round_trip(tmp_path / "theirs", tmp_path / "ours", len(case) % 2 == 0, changed, not_read)
 
 
 @pytest.mark.parametrize(

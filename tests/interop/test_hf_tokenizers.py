@@ -204,7 +204,7 @@ def test_without_a_vocabulary_only_the_weights_are_exported(t5like, old_director
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("original", [False, True])
-def test_an_exported_decoder_reads_prompts_as_in_training(original, tmp_path, one_device):
+def test_an_exported_decoder_reads_prompts_as_in_training(original, run_children_here, tmp_path, one_device):
   vocabulary = load_vocabulary("gpt2")
   if original:  # GPT-2's own tokenizer.json adds no end-of-sequence
     save_tokenizer(tmp_path / "old", vocabulary, TextSpecialTokens())

@@ -1,18 +1,11 @@
 """The files of gin/meshes: one per preset, each of which fits eight devices."""
 
-import gin
 import pytest
 
 from t5like import configuration, parallel
 from t5like.configuration.search_path import shipped_folder
-from t5like.experiments.reading import register_configurables
 
-
-@pytest.fixture(autouse=True)
-def clean():
-  register_configurables()
-  yield
-  gin.clear_config()
+pytestmark = pytest.mark.usefixtures("clean_gin")
 
 
 def mesh_axes(name, **overrides):

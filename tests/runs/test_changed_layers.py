@@ -27,7 +27,7 @@ def run(folder, steps, stacked):
 
 
 @pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_goes_on_and_all_its_checkpoints_can_be_read(tmp_path, stacked):
+def test_a_run_goes_on_and_all_its_checkpoints_can_be_read(run_children_here, tmp_path, stacked):
   before = run(tmp_path / "run", 2, stacked)
   after = run(tmp_path / "run", 4, not stacked)
   assert after != before

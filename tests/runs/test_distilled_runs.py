@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainers import tiny_settings
 
 import t5like
 from t5like.errors import UserError
@@ -31,18 +32,7 @@ CONFIG = TransformerConfig(
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, token_caches):
-  experiment = t5like.Experiment(
-    model_dir=str(tmp_path_factory.mktemp("teacher") / "run"),
-    model=GPT(CONFIG),
-    vocabulary="tiny",
-    task="novels_causal_lm",
-    lengths={"inputs": 8},
-    batch_size=8,
-    steps=1,
-    optimizer=t5like.optimizers.adamw(1e-2),
-    cache_dir=str(token_caches),
-    log_period=1,
-  )
+  experiment = t5like.Experiment(**tiny_settings(tmp_path_factory.mktemp("teacher") / "run", token_caches, GPT(CONFIG)))
   t5like.train(experiment)
   return experiment
 

@@ -33,7 +33,7 @@ def test_a_search_finds_the_fastest_of_each_batch_size():
   assert len(found.as_dict()["found"]) == len(found.found)
 
 
-def test_frozen_parameters_save_products_as_the_run_card_says(tmp_path):
+def test_frozen_parameters_save_products_as_the_run_card_says(run_children_here, tmp_path):
   given = dict(TASK="snli", INIT_FROM=None, MODEL_DIR=str(tmp_path / "run"), CACHE_DIR=str(tmp_path), TRAIN_STEPS=10)
   files = ["models/t5_1_1/small.gin", "runs/finetune.gin"]
   whole, part = (read_experiment([*files, *more], **given) for more in ([], ["trainable/frozen_below.gin"]))

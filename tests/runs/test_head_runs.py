@@ -2,7 +2,6 @@
 
 import functools
 import json
-import types
 from pathlib import Path
 
 import labeled_tasks
@@ -150,9 +149,8 @@ SCORES_OF_OWN = {
 
 
 @pytest.mark.parametrize("task", OWN_ROWS)
-def test_rows_of_ones_own(task, settings, start_child_here, monkeypatch, tmp_path):
+def test_rows_of_ones_own(task, settings, run_children_here, tmp_path):
   """Without a validation split, evaluations can be left out."""
-  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_child_here))
   files = {"train": t5like.save_examples(OWN_ROWS[task] * 8, str(tmp_path))}
   own = dict(corpus_files=files, steps=30, cache_dir=str(tmp_path / "caches"), task_modules=())
   with pytest.raises(UserError, match="no split 'validation'\n +requested_by +EVAL_SPLIT\n +known +train\n") as error:

@@ -6,7 +6,7 @@ import math
 import t5like
 
 
-def test_training_counts_inputs_and_evaluation_does_not(tmp_path):
+def test_training_counts_inputs_and_evaluation_does_not(run_children_here, tmp_path):
   words = "man dog sun sea bird house king boy".split()
   rows = [{"inputs": f"the {word} is", "targets": "small"} for word in words]
   (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -17,7 +17,7 @@ from t5like.ablations.benchmarks import OTHER, group_of
 from t5like.ablations.report.columns import GROUP_NAMES, column_score
 from t5like.ablations.report.pairing import PairedFit, Scores, fit_pairs, spearman_interval
 from t5like.ablations.report.statistics import TIE_DEVIATIONS, RankCorrelation, mean, rank_correlation
-from t5like.ablations.sweep.results import Result
+from t5like.ablations.sweep.results import Result, without_step
 from t5like.ablations.tables import GROUPS, STANDARD_DEVIATION, Table
 from t5like.tasks.metrics.benchmarks import task_score
 
@@ -71,17 +71,16 @@ def measure_all(results: Sequence[Result], tables: Sequence[Table]) -> list[Meas
 def _standardized(results: Sequence[Result]) -> dict[tuple[str, int], float]:
   """Returns the mean over GLUE tasks and SNLI of the distance from all runs' mean, in standard deviations."""
   tasks = {t for r in results for t in r.tasks if group_of(t) == "glue" or (group_of(t) == OTHER and "nli" in t)}
-  scores = {t: {(r.recipe, r.seed): _score(t, r) for r in results if t in r.tasks} for t in sorted(tasks)}
+  scores = {
+    t: {(r.recipe, r.seed): task_score(t, without_step(r.tasks[t])) for r in results if t in r.tasks}
+    for t in sorted(tasks)
+  }
   scores = {t: of for t, of in scores.items() if len(of) == len(results)}  # the same tasks for every run
   spreads = {t: statistics.pstdev(of.values()) for t, of in scores.items()}
   used = [t for t in scores if spreads[t] > 0]
   centers = {t: mean(scores[t].values()) for t in used}
   runs = [(r.recipe, r.seed) for r in results]
   return {run: mean([(scores[t][run] - centers[t]) / spreads[t] for t in used]) for run in runs} if used else {}
-
-
-def _score(task: str, result: Result) -> float:
-  return task_score(task, {name: value for name, value in result.tasks[task].items() if name != "best_step"})
 
 
 def _agreements(scores: Scores, group: str, tables: Sequence[Table]) -> dict[int | str, OrderAgreement]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from t5like.ablations.sweep.plan import SweepRun, TrainJob, job_experiment
 from t5like.ablations.sweep.results import read_results, run_name
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer
 from t5like.experiments.reading import read_experiment
 from t5like.files import storage
 from t5like.models.heads.probe import MIX
@@ -75,7 +75,7 @@ def _check(suite: Suite) -> None:
   recipes: Any = suite.recipes
   if not isinstance(recipes, list | tuple) or not all(isinstance(recipe, str) for recipe in recipes):
     raise UserError(f"invalid suite.recipes: {recipes!r}", expected="a list of gin files")
-  if not isinstance(suite.seeds, int) or isinstance(suite.seeds, bool) or suite.seeds < 1:
+  if not is_integer(suite.seeds) or suite.seeds < 1:
     raise UserError(f"invalid SEEDS: {suite.seeds!r}", expected="an integer of at least 1", try_="--gin.SEEDS=3")
   layers: Any = suite.layers
   if layers != ALL and (

@@ -13,7 +13,7 @@ from t5like.ablations.suites.table import suite_table
 from t5like.ablations.sweep.results import Result, read_results
 from t5like.ablations.sweep.worker import Worker
 from t5like.console import say
-from t5like.training.records.model_dir import write_text
+from t5like.files import storage
 
 TABLE = "scores.txt"
 _KIND = "suite"  # takes the place of a sweep's scale in result files
@@ -42,4 +42,4 @@ def report(folder: Path, recipes: list[str], probes: bool = False) -> None:
   if text := probe_table(found, learned_mixes(folder, found)) if probes else suite_table(found):
     say(text)
     if jax.process_index() == 0:
-      write_text(folder / TABLE, text + "\n")
+      storage.write_atomic(folder / TABLE, text + "\n")

@@ -7,8 +7,7 @@ from statistics import fmean
 
 from t5like.ablations.benchmarks import average_score
 from t5like.ablations.report.statistics import standard_deviation
-from t5like.ablations.sweep.collect import without_step
-from t5like.ablations.sweep.results import Result, run_name
+from t5like.ablations.sweep.results import Result, run_name, without_step
 from t5like.console import table
 from t5like.tasks.metrics.benchmarks import task_score
 

@@ -17,7 +17,8 @@ def build_caches(planner: Planner) -> None:
   """Tokenizes the corpus and the tasks unless their caches exist."""
   planner.check_custom_recipes()
   splits = list(planner.corpus_files) or ["train", "validation"]
-  wanted = [(_corpus_caches(planner), planner.corpus_task, split, False) for split in splits]
+  corpus = _token_caches(planner, planner.corpus_files)
+  wanted = [(corpus, planner.corpus_task, split, False) for split in splits]
   for mixtures in _by_lengths(planner):
     for lengths in _distinct_lengths(planner, mixtures[0].spans):
       opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
@@ -85,10 +86,6 @@ def _splits(mixtures: Sequence[FinetuningMixture]) -> list[tuple[str, str]]:
   """Returns the tasks and splits whose token caches fine-tuning needs."""
   train = [(task, "train") for mixture in mixtures for task in mixture.trained]
   return list(dict.fromkeys([*train, *((task, "validation") for mixture in mixtures for task in mixture.evaluated)]))
-
-
-def _corpus_caches(planner: Planner) -> TokenCaches:
-  return _token_caches(planner, planner.corpus_files)
 
 
 def _task_caches(planner: Planner, lengths: Mapping[str, int], split: str) -> TokenCaches:

@@ -8,12 +8,10 @@ holder of a run without taking it, and a worker must notice that it was taken ov
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +96,3 @@ def _read(path: Path) -> dict[str, Any]:
     return storage.read_json(path)
   except (OSError, ValueError):
     return {}
-
-
-@contextlib.contextmanager
-def held(claim: Claim | None) -> Iterator[Claim | None]:
-  """Holds an optional claim: on a pod, only process 0 has one."""
-  if claim is None:
-    yield None
-  else:
-    with claim:
-      yield claim

@@ -12,7 +12,7 @@ import t5like
 from t5like.ablations.benchmarks import group_scores
 from t5like.ablations.report.examples import recorded_example
 from t5like.ablations.sweep.plan import MIXED, PRETRAIN, SweepRun, TrainJob, job_experiment
-from t5like.ablations.sweep.results import CURVE_POINTS, Cost, Result
+from t5like.ablations.sweep.results import CURVE_POINTS, Cost, Result, without_step
 from t5like.ablations.tables import RECIPES
 from t5like.console import say
 from t5like.errors import RunError
@@ -95,10 +95,6 @@ def best_scores(task: str, found: Sequence[dict[str, float]]) -> dict[str, float
   """Returns a task's metrics at its best evaluation (the paper's "best checkpoint"), and the step."""
   best = max(found, key=lambda metrics: task_score(task, without_step(metrics, "step")))
   return {**without_step(best, "step"), "best_step": best["step"]}
-
-
-def without_step(metrics: dict[str, float], name: str = "best_step") -> dict[str, float]:
-  return {metric: value for metric, value in metrics.items() if metric != name}
 
 
 def loss_curve(rows: Sequence[dict]) -> list[tuple[int, float]]:

@@ -64,6 +64,11 @@ class Result:
   losses: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+def without_step(metrics: dict[str, float], name: str = "best_step") -> dict[str, float]:
+  """Returns the metrics of a task without the number of a step among them."""
+  return {metric: value for metric, value in metrics.items() if metric != name}
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
   """A run that ended with an error."""

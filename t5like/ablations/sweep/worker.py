@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from t5like import parallel
 from t5like.ablations.benchmarks import OTHER, group_of
 from t5like.ablations.sweep.caches import build_caches, cached_sizes
-from t5like.ablations.sweep.claims import Claim, Claims, held
+from t5like.ablations.sweep.claims import Claim, Claims
 from t5like.ablations.sweep.collect import collect, is_finished
 from t5like.ablations.sweep.local_workers import DEVICE_LOST, device_share
 from t5like.ablations.sweep.plan import Planner, SweepRun, TrainJob, job_experiment
@@ -46,13 +46,12 @@ _DONE, _LATER = -1, -2  # no run is left; other workers hold those that are
 def prepare_sweep(planner: Planner) -> None:
   """Builds all token caches, then records the settings: a misspelled task must not end up in sweep.json."""
 
-  def prepare() -> int:
+  def prepare() -> None:
     with storage.write_errors("the sweep", folder=planner.sweep_dir, try_="another --sweep_dir"):
       (planner.sweep_dir / RESULTS).mkdir(parents=True, exist_ok=True)
     read_results(planner.sweep_dir)  # raises if one is damaged: it would count as finished
     build_caches(planner)
     record_settings(planner.sweep_dir, planner.requested)
-    return 0
 
   run_on_process_zero(prepare)
 
@@ -111,8 +110,8 @@ class Worker:
       claim, self._claim = self._claim, None
       claims = {number: claim} | self._take_alike(number)
       with contextlib.ExitStack() as holding:
-        for each in claims.values():
-          holding.enter_context(held(each))
+        for each in filter(None, claims.values()):  # on a pod, only process 0 has one
+          holding.enter_context(each)
         try:
           finished = self._do([self._runs[n] for n in claims], list(claims.values()))
         except Interrupted as interruption:
@@ -161,7 +160,7 @@ class Worker:
     first = self._claims.take(name) if pretraining else None
     # Its last holder finished, or another worker began the pre-training, between the checks.
     if self._is_over(run) or (pretraining and first is None):
-      with claim, held(first):
+      with claim, first or contextlib.nullcontext():
         return None
     if first is not None:
       self._pretraining.append(first)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 
-from t5like.errors import UserError
+from t5like.cli.options import at_least
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--files", nargs="+", default=[], help="JSON lines or text (default: the embedded novels)")
-  parser.add_argument("--threads", type=int, default=2, help="threads that tokenize and build batches (default: 2)")
-  parser.add_argument("--megabytes", type=int, default=20, help="megabytes of text (default: 20)")
-  parser.add_argument("--rows", type=int, default=100_000, help="rows to read from the cache (default: 100,000)")
+  number = at_least(1)
+  parser.add_argument("--threads", type=number, default=2, help="threads that tokenize and build batches (default: 2)")
+  parser.add_argument("--megabytes", type=number, default=20, help="megabytes of text (default: 20)")
+  parser.add_argument("--rows", type=number, default=100_000, help="rows to read from the cache (default: 100,000)")
   parser.add_argument(
     "--pack", nargs="+", default=[], metavar="TASK", help="measure the packing efficiency of these labeled tasks"
   )
@@ -25,9 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  for name in ("threads", "megabytes", "rows"):
-    if getattr(args, name) < 1:
-      raise UserError(f"invalid --{name}: {getattr(args, name)}", expected="at least 1")
   from t5like.bench.data import DataBench, measure_data
 
   settings = DataBench(args.files, args.threads, args.megabytes, args.rows, args.pack, args.all)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from t5like.cli.options import add_peer_python
+from t5like.cli.options import add_peer_python, at_least
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--model", required=True, metavar="DIR", help="a folder or a model directory")
-  parser.add_argument("--texts", type=int, default=20_000, help="number of texts (default: 20,000)")
-  parser.add_argument("--words", type=int, help="words per text (default: single sentences, about 12)")
-  parser.add_argument("--batch_size", type=int, default=256, help="texts per batch (default: 256)")
+  parser.add_argument("--texts", type=at_least(1), default=20_000, help="number of texts (default: 20,000)")
+  parser.add_argument("--words", type=at_least(1), help="words per text (default: single sentences, about 12)")
+  parser.add_argument("--batch_size", type=at_least(1), default=256, help="texts per batch (default: 256)")
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16", "float16"), help="compute dtype (default: the model's)"
   )
@@ -31,12 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   from t5like.bench.decode import compare
-  from t5like.bench.embed import EmbedBench, check, describe, measure_embed
+  from t5like.bench.embed import EmbedBench, describe, measure_embed
 
   settings = EmbedBench(
     args.model, args.texts, args.words, args.batch_size, args.dtype, not args.no_peer, args.peer_python
   )
-  check(settings)
   results = measure_embed(settings)
   for result in results:
     print(json.dumps(result) if args.json else describe(result), flush=True)

@@ -13,9 +13,8 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from t5like.cli.options import add_task_modules, parse_lengths, task_modules
+from t5like.cli.options import add_task_modules, at_least, parse_lengths, task_modules
 from t5like.console import paint
-from t5like.errors import UserError
 
 if TYPE_CHECKING:
   from t5like.tasks.checks import CheckReport, Finding
@@ -31,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--lengths", metavar="FEATURE=N,...", help="sequence lengths of a run in tokens (default: inputs=512,targets=62)"
   )
-  parser.add_argument("--limit", type=int, help="maximum number of rows to check (default: 100,000)")
+  parser.add_argument("--limit", type=at_least(1), help="maximum number of rows to check (default: 100,000)")
   add_task_modules(parser)
 
 
@@ -39,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
   from t5like.tasks.checks import check_all
 
   lengths = parse_lengths(args.lengths)
-  if args.limit is not None and args.limit < 1:
-    raise UserError(f"invalid --limit: {args.limit} (expected at least 1)")
   problems = 0
   for report, vocabulary in check_all(args.task, args.split, args.vocabulary, lengths, args.limit, task_modules(args)):
     print_report(report, vocabulary)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from t5like.cli.options import SEEDS, add_task_modules, at_least, parse_lengths, task_modules
 from t5like.console import paint
-from t5like.errors import UserError
 
 if TYPE_CHECKING:
   from t5like.objectives.worked_examples import CorruptedRow
@@ -29,7 +28,7 @@ _MOST_CHARACTERS, _MOST_PIECES = 500, 120
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("task", help="a registered task or mixture")
-  parser.add_argument("--n", type=int, default=1, help="number of examples (default: 1)")
+  parser.add_argument("--n", type=at_least(1), default=1, help="number of examples (default: 1)")
   parser.add_argument("--split", default="train", help="the split to read (default: train)")
   parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, bert_uncased for encoders)")
   parser.add_argument("--objective", help="objective for a corpus (default: the one in its name, or span_corruption)")
@@ -42,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
   from t5like.tasks import mixtures, registry
   from t5like.tasks.task_preview import TaskPreview
 
-  if args.n < 1:
-    raise UserError(f"invalid --n: {args.n} (expected at least 1)")
   found = registry.find_task_or_mixture(args.task, task_modules(args))
   if mixtures.is_mixture(found):
     print_shares(found)

@@ -23,6 +23,7 @@ from t5like.experiments.heads import scored_form
 from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.objectives.segments import TEXT_FIELDS
 from t5like.objectives.spans import make_windows, squad_answers
+from t5like.tasks.encoders.scores import class_id
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, Answers
 from t5like.vocabularies import Vocabulary
@@ -128,7 +129,7 @@ def score_logits(
 ) -> Evaluation:
   """Returns the scores of logits [rows, ...], and the predictions."""
   scoring, fields = evaluation_set.scoring, evaluation_set.fields
-  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _best_class
+  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else class_id
   given = _per_example(logits, form)
   targets = [postprocess(None, example=example, is_target=True) for example in fields]
   outputs = [postprocess(value, example=example, is_target=False) for value, example in zip(given, fields, strict=True)]
@@ -158,10 +159,6 @@ def _per_example(logits: np.ndarray, form: data.LabelForm) -> Sequence[Any]:
     flat = logits.reshape(-1)
     return np.stack([np.zeros_like(flat), flat], axis=1)
   return logits[:, 0] if form.name == "regression" else logits
-
-
-def _best_class(scores: Any, example: Fields, is_target: bool = False) -> int:
-  return int(example["labels"]) if is_target else int(np.argmax(scores))
 
 
 def _more(form: data.LabelForm, value: Any) -> dict[str, Any]:

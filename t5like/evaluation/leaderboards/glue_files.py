@@ -10,7 +10,7 @@ from typing import Any
 
 from t5like.errors import UserError
 from t5like.evaluation.leaderboards.written_files import WrittenFiles
-from t5like.training.records.model_dir import write_text
+from t5like.files import storage
 
 _NLI_LABELS = ("entailment", "neutral", "contradiction")
 _ENTAILMENT_LABELS = ("entailment", "not_entailment")
@@ -89,7 +89,7 @@ def write_glue(
   if (complete and numbers != list(range(len(rows)))) or len(set(numbers)) < len(rows):
     raise UserError(f"the rows of {task} are not numbered 0 to {len(rows) - 1}: one is missing or duplicated")
   path = folder / form.name
-  write_text(path, "index\tprediction\n" + "".join(f"{number}\t{text}\n" for number, text in rows))
+  storage.write_atomic(path, "index\tprediction\n" + "".join(f"{number}\t{text}\n" for number, text in rows))
   return WrittenFiles(path, len(rows), _warning(form, len(rows), invalid, complete))
 
 
@@ -121,7 +121,7 @@ def write_super_glue(
   if complete and [line["idx"] for line in lines] != list(range(len(lines))):
     raise UserError(f"the rows of {task} are not numbered 0 to {len(lines) - 1}: one is missing or duplicated")
   path = folder / form.name
-  write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+  storage.write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
   return WrittenFiles(path, len(lines), _warning(form, len(lines), invalid, complete))
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from t5like.errors import UserError
 from t5like.evaluation.leaderboards.written_files import WrittenFiles
-from t5like.training.records.model_dir import write_text
+from t5like.files import storage
 
 
 def write_squad(path: Path, answers: Mapping[str, str]) -> WrittenFiles:
   """Writes the answers by question id, as the official script and leaderboards of 1.1 and 2.0 take them."""
-  write_text(path, json.dumps(dict(answers), ensure_ascii=False) + "\n")
+  storage.write_atomic(path, json.dumps(dict(answers), ensure_ascii=False) + "\n")
   return WrittenFiles(path, len(answers))
 
 

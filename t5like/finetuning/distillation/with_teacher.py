@@ -93,15 +93,14 @@ class WithTeacher:
     """Returns the losses by name."""
     settings, terms = self.settings, {}
     real = self._real(batch)
+    weights = real.astype(jnp.float32)
     if settings.soft:
       terms["soft_loss"] = Auxiliary(*self._soft(batch, outputs, wanted), settings.soft)
     if settings.cosine:
-      terms["cosine_loss"] = Auxiliary(
-        losses.cosine_distance(states["last"], known["last"]), real.astype(jnp.float32), settings.cosine
-      )
+      distance = losses.cosine_distance(states["last"], known["last"])
+      terms["cosine_loss"] = Auxiliary(distance, weights, settings.cosine)
     pairs = list(enumerate(settings.layer_map(self.config, self.teacher.config, stack_of(self.student))))
     project = lambda x: x @ learned["projection"].astype(x.dtype) if learned else x  # noqa: E731
-    weights = real.astype(jnp.float32)
     if settings.embedding:
       difference = losses.squared_difference(project(states["embedded"]), known["embedded"])
       terms["embedding_loss"] = Auxiliary(difference, weights, settings.embedding)

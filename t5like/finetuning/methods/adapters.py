@@ -18,7 +18,6 @@ from t5like.kernels.activation_functions import ACTIVATIONS
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm
 
-_KINDS = ("houlsby", "pfeiffer", "parallel", "sublayer")
 _SITES = {"houlsby": ("attention", "cross_attention", "mlp")}
 
 
@@ -105,7 +104,7 @@ class Adapter(Method):
     if (self.size is None) == (self.reduction is None):
       raise UserError(f"{name} needs a size or a reduction", try_=f"--gin.{name}.size=64")
     positive(f"{name}.size", self.size if self.reduction is None else 1)
-    positive(f"{name}.reduction", self.reduction or 1, (int, float))
+    positive(f"{name}.reduction", self.reduction or 1, whole=False)
     if self.activation not in ACTIVATIONS:
       raise UserError(f"invalid {name}.activation: {self.activation!r}", expected=", ".join(ACTIVATIONS))
 

@@ -11,7 +11,7 @@ import flax.linen as nn
 import numpy as np
 from flax import traverse_util
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer, is_number
 from t5like.finetuning.trainable import Episode, Trainable, check_patterns, matching
 from t5like.finetuning.variables import BACKBONE, HEAD, Variable, Variables
 from t5like.models.shapes import boxed_shapes
@@ -162,12 +162,12 @@ def layer_sites(model: nn.Module, name: str) -> list[str]:
   return sorted(found)
 
 
-def positive(name: str, value: Any, kind: type | tuple[type, ...] = int) -> None:
-  if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
-    what = "an integer" if kind is int else "a number"
+def positive(name: str, value: Any, whole: bool = True) -> None:
+  if not (is_integer(value) if whole else is_number(value)) or not value > 0:
+    what = "an integer" if whole else "a number"
     raise UserError(f"invalid {name}: {value!r}", expected=f"{what} above 0")
 
 
 def unit(name: str, value: Any) -> None:
-  if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+  if not is_number(value) or not 0 <= value < 1:
     raise UserError(f"invalid {name}: {value!r}", expected="at least 0 and below 1")

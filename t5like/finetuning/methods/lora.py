@@ -142,7 +142,7 @@ class LoRA(Method):
     for rank in (self.rank, *self.ranks.values()):
       positive(f"{name}.rank", rank)
     for alpha in (self.alpha, *self.alphas.values()):
-      positive(f"{name}.alpha", alpha, (int, float))
+      positive(f"{name}.alpha", alpha, whole=False)
     unit(f"{name}.dropout", self.dropout)
 
   def targeted(self, model: nn.Module) -> dict[Matrix, tuple[int, float]]:

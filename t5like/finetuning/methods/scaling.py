@@ -46,9 +46,9 @@ class Scaled:
 class IA3(Method):
   """Multiplies keys, values and the hidden activations of MLPs by learned vectors.
 
-  targets    expressions for dense layers whose results are multiplied
-  feedforward    expressions for dense layers whose inputs are multiplied: the second product of an MLP reads its
-             hidden activations
+  targets      expressions for dense layers whose results are multiplied
+  feedforward  expressions for dense layers whose inputs are multiplied: the second product of an MLP reads its hidden
+               activations
   """
 
   targets: Sequence[str] = (r".*attention/(key|value)",)

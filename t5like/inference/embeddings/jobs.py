@@ -13,7 +13,7 @@ import numpy as np
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.embeddings.sentences import Sentences
-from t5like.inference.encodings import TextEmbedder, nearest_rows, planner
+from t5like.inference.encodings import OnePassJob, TextEmbedder, nearest_rows
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.memory import NotEnoughMemory, answer_in_parts
 from t5like.inference.rows import RejectedRow, Row
@@ -32,15 +32,13 @@ def own_head(model: Model) -> EmbeddingHead | None:
   return head if isinstance(head, EmbeddingHead) else None
 
 
-class Embedding:
+class Embedding(OnePassJob):
   """Computes an embedding for each row.
 
   pooling  one of SENTENCE_POOLINGS; None: the model's own EmbeddingHead, else mean. With its own head, texts are cut to
            the length that it was trained for, as sentence-transformers does.
   prompt   the name of one of the model's prompts; None: its default
   """
-
-  unit = "tokens read"
 
   def __init__(self, model: Model, limits: Limits, pooling: str | None = None, prompt: str | None = None):
     head = own_head(model)
@@ -70,9 +68,6 @@ class Embedding:
       return row
     text = self._prompt + row.text
     return dataclasses.replace(row, text=text.lower() if lowers else text)
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._model.module, self._model.mesh, batch_size)
 
   def vectors(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> np.ndarray:
     return self._embedder(self._model.params, [p.tokens for p in batch], shape)

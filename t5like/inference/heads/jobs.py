@@ -16,8 +16,8 @@ import numpy as np
 
 from t5like.data.labeled_rows import encoder_rows
 from t5like.errors import UserError
-from t5like.inference.batching import BatchPlanner, BatchShape
-from t5like.inference.encodings import planner
+from t5like.inference.batching import BatchShape
+from t5like.inference.encodings import OnePassJob
 from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject, words_of
@@ -48,15 +48,13 @@ class PreparedRows(Prepared):
     return max((len(tokens) for tokens, _ in self.rows), default=1)
 
 
-class Labeling:
+class Labeling(OnePassJob):
   """Predicts the label of each row with the model's head.
 
   no_answer_threshold  a question has no answer if the first token beats the best span by more (SQuAD 2.0);
                        None: as tuned in training, inf: every question has an answer
   label_threshold      a row has the labels with at least this probability (MultiLabelHead)
   """
-
-  unit = "tokens read"
 
   def __init__(
     self, model: Model, limits: Limits, no_answer_threshold: float | None = None, label_threshold: float = 0.5
@@ -79,9 +77,6 @@ class Labeling:
   @property
   def form(self) -> str:
     return self._head.form
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._model.module, self._model.mesh, batch_size)
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
     prepare = {"tagging": self._words, "spans": self._question, "choices": self._choices}.get(self.form, self._texts)

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from t5like import decoding
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
-from t5like.inference.batching import BatchPlanner, BatchShape
-from t5like.inference.encodings import planner
+from t5like.inference.batching import BatchShape
+from t5like.inference.encodings import OnePassJob
 from t5like.inference.generation import Generator, shard_batch
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.memory import MemoryCheckedFunction
@@ -67,15 +67,13 @@ class LayerReader:
     }
 
 
-class LookInside:
+class LookInside(OnePassJob):
   """Returns what the layers compute for each row: arrays without padding, and the tokens.
 
   names         of LayerReader
   target_field  of rows, with the text that the decoder of an encoder-decoder reads
   decoding      generates it for rows without; None: only the encoder runs on them
   """
-
-  unit = "tokens read"
 
   def __init__(
     self,
@@ -114,9 +112,6 @@ class LookInside:
         return reject(row, why, self.limits.field, remedy="--truncate cuts them")
       ids = ids[:positions]
     return PreparedPair(row, tokens, decoder_tokens=ids)
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._model.module, self._model.mesh, batch_size)
 
   def answer(self, batch: Sequence[PreparedPair], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     shape = shape or self.planner(len(batch)).smallest(len(batch), max(len(p.tokens) for p in batch))

@@ -15,17 +15,14 @@ from t5like.inference.results import Attention
 from t5like.inference.rows import RejectedRow, windows
 from t5like.inference.running import Progress, answer_window
 from t5like.models.heads import WithHead
-from t5like.training.records.model_dir import write_text
 
 
-def write_attention_page(
-  model: Model, settings: InferenceSettings, path: str, target_field: str = TARGETS, limits: PageLimits | None = None
-) -> int:
+def write_attention_page(model: Model, settings: InferenceSettings, path: str, target_field: str = TARGETS) -> int:
   """Writes a page with the attention weights of the first rows; returns the number of rejected rows.
 
   The decoder of an encoder-decoder reads the row's target, else the answer that it generates (`settings.job`).
   """
-  limits = limits or PageLimits()
+  limits = PageLimits()
   storage.check_reachable(path, "--attention")
   file = storage.as_path(path)
   if file.exists() and not settings.overwrite:
@@ -55,5 +52,5 @@ def write_attention_page(
   if not found:
     raise UserError("no row could be read")
   if jax.process_index() == 0:
-    write_text(file, attention_page(model.folder.name, found, limits, max((total or read) - read, 0)))
+    storage.write_atomic(file, attention_page(model.folder.name, found, limits, max((total or read) - read, 0)))
   return rejected

@@ -38,7 +38,7 @@ from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters, SourceModel
 from t5like.training.checkpoints.layer_layouts import LAYER, STACKED
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path
 from t5like.training.state import StateSpec
 from t5like.vocabularies import Vocabulary
 
@@ -115,7 +115,7 @@ def adapt(
     stored = source.stored if given else stored_arrays(source / PARAMS)
   except Unreadable:  # check_restorable reports the damage
     return source
-  wanted = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(spec.shapes.params)}
+  wanted = leaves_by_path(spec.shapes.params)
   same = {k: v.shape for k, v in stored.items()} == {k: v.shape for k, v in wanted.items()}
   has_head = any(path.startswith(_HEAD) for path in wanted)
   if same and not has_head and saved == fingerprint and not options.layers:
@@ -172,7 +172,7 @@ def check_same_labels(checkpoint: Path, model: nn.Module) -> None:
 
 
 class _Plan:
-  """For every array of the run, where it comes from."""
+  """Chooses the source of every array of the run: arrays of the checkpoint, and how they are converted."""
 
   def __init__(
     self,
@@ -202,7 +202,7 @@ class _Plan:
     with_head = any(path.startswith(_HEAD) for path in wanted)
     takes_head = with_head and _same_head(known.head, head) and _select_head(stored) == _select_head(wanted)
     for path, target in wanted.items():
-      # A projection to the states of a wider or narrower teacher starts anew.
+      # A projection to the states of a teacher of another width is initialized again.
       resized = path.startswith(f"{LEARNED}/") and path in stored and stored[path].shape != target.shape
       if not resized and (not path.startswith(_HEAD) or takes_head):
         self._find(path, target)

@@ -23,7 +23,7 @@ from t5like.models.shapes import boxed_shapes
 from t5like.models.stepping import cast_weights
 from t5like.training.checkpoints import Restore, check_restorable, load_parameters, read_fingerprint
 from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path, path_text
 from t5like.training.optimizers.selection import Selection
 from t5like.training.state import StateSpec, TrainState
 from t5like.vocabularies import Vocabulary
@@ -65,7 +65,7 @@ def read_base(
   """
   found = source if isinstance(source, GivenParameters) else find_parameters(str(source), model)
   _refuse_tuned(found)
-  spec, options = plain_spec(model), dataclasses.replace(options or Restore(), parameters_only=True)
+  spec, options = _plain_spec(model), dataclasses.replace(options or Restore(), parameters_only=True)
   adapted = adapt(found, model, vocabulary, spec, fingerprint, options)
   check_restorable(adapted, spec, fingerprint, options)
 
@@ -94,7 +94,7 @@ def read_base(
   return TunedBase(parameter_digest(arrays), parameters)
 
 
-def plain_spec(model: nn.Module) -> StateSpec:
+def _plain_spec(model: nn.Module) -> StateSpec:
   """Returns the spec of a model's parameters on one device, to compare them with those of a checkpoint."""
   shapes = nn.unbox(boxed_shapes(model))
   sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -104,7 +104,7 @@ def plain_spec(model: nn.Module) -> StateSpec:
 
 def store_frozen(params: Any, selection: Selection, dtype: Any) -> Any:
   """Casts the frozen weights of nested parameters to the dtype of computations: less memory, the same results."""
-  cast = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(cast_weights(params, dtype))}
+  cast = leaves_by_path(cast_weights(params, dtype))
   choose = lambda path, x: x if path_text(path) in selection else cast[path_text(path)]  # noqa: E731
   return jax.tree.map_with_path(choose, params)
 

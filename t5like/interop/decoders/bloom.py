@@ -5,8 +5,8 @@ Dropout differs slightly in training: ours also drops elements of the embeddings
 
 from collections.abc import Mapping
 
-from t5like.interop.decoders.names import QKV, Names, check_known, check_output, check_values
-from t5like.interop.hf_fields import require_fields
+from t5like.interop.decoders.names import QKV, Names, check_known, check_output
+from t5like.interop.hf_fields import check_values, require_fields
 from t5like.models import TransformerConfig
 
 CLASSES = {"bloom": "Bloom"}

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from t5like.errors import UserError
-from t5like.interop.decoders.names import Names, check_known, check_output, check_values
-from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_activation
+from t5like.interop.decoders.names import Names, check_known, check_output
+from t5like.interop.hf_fields import check_values, from_hf_activation, require_fields, to_hf_activation
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 

@@ -82,15 +82,6 @@ def check_known(hf: Mapping, family: str, known: Iterable[str]) -> None:
       )
 
 
-def check_values(hf: Mapping, family: str, **needed: object) -> None:
-  """Raises UserError unless fields of config.json, where given, have the only value that we compute."""
-  for field, value in needed.items():
-    if hf.get(field, value) != value:
-      raise UserError(
-        f"{family} with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r} in config.json"
-      )
-
-
 def check_output(hf: Mapping, names: set[str], tied: bool) -> None:
   """Raises UserError if the output projection is missing; `tied` is what config.json means without the field."""
   if hf.get("architectures") and not str(hf["architectures"][0]).endswith("ForCausalLM"):

@@ -6,8 +6,8 @@ differs slightly in training: ours also drops elements of the embeddings.
 
 from collections.abc import Mapping
 
-from t5like.interop.decoders.names import Names, check_known, check_output, check_values
-from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_activation
+from t5like.interop.decoders.names import Names, check_known, check_output
+from t5like.interop.hf_fields import check_values, from_hf_activation, require_fields, to_hf_activation
 from t5like.models import TransformerConfig
 
 CLASSES = {"opt": "OPT"}

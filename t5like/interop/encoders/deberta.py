@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from t5like.errors import UserError
 from t5like.interop.encoders.bert import LAYER
 from t5like.interop.encoders.names import POSITION_IDS, Names, check_tied, encoder_config, encoder_fields
+from t5like.interop.hf_fields import check_values
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
@@ -73,16 +74,13 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
 def _check_supported(hf: Mapping) -> None:
   kinds = hf.get("pos_att_type") or ()
   kinds = kinds.split("|") if isinstance(kinds, str) else kinds
-  found = {field: hf.get(field, value) for field, value in _EXPECTED.items()}
-  found |= {"pos_att_type": sorted(kinds), "conv_groups": hf.get("conv_groups", 1)}
+  found = dict(hf) | {"pos_att_type": sorted(kinds)}
   expected = _EXPECTED | {"pos_att_type": ["c2p", "p2c"], "conv_groups": 1}
   if hf.get("conv_kernel_size", 0) > 0:
     found["conv_act"], expected["conv_act"] = hf.get("conv_act", "tanh"), hf.get("hidden_act", "gelu")
   if hf.get("embedding_size", hf["hidden_size"]) != hf["hidden_size"]:
     raise UserError("DeBERTa with a projection of embeddings is not supported", embedding_size=hf["embedding_size"])
-  for field, value in expected.items():
-    if found[field] != value:
-      raise UserError(f"DeBERTa with {field} = {found[field]!r} is not supported", expected=f"{field} = {value!r}")
+  check_values(found, "DeBERTa", **expected)
 
 
 def config_to_hf(config: TransformerConfig, model_type: str = "deberta-v2") -> dict:

@@ -5,9 +5,8 @@ Their attention kernels have an axis of heads; the output's is transposed.
 
 from collections.abc import Mapping
 
-from t5like.errors import UserError
 from t5like.interop.encoders.names import Names, check_tied
-from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_activation
+from t5like.interop.hf_fields import check_values, from_hf_activation, require_fields, to_hf_activation
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig, XLNet
 
@@ -61,9 +60,7 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   mlm_head = "lm_loss.bias" in names
   if mlm_head or not tied:
     check_tied(hf, names, tied, "lm_loss.weight")
-  for field, value in _EXPECTED.items():
-    if hf.get(field, value) != value:
-      raise UserError(f"XLNet with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r}")
+  check_values(hf, "XLNet", **_EXPECTED)
   return TransformerConfig(
     vocab_size=hf.get("vocab_size", hf.get("n_token")),
     embed_dim=hf["d_model"],

@@ -3,7 +3,7 @@
 from t5like.models.heads.embedding import LOSSES, SENTENCE_POOLINGS, EmbeddingHead
 from t5like.models.heads.probe import Probe
 from t5like.models.heads.rows import ClassificationHead, MultiLabelHead, MultipleChoiceHead, RegressionHead
-from t5like.models.heads.states import POOLINGS, Features, LayerMix
+from t5like.models.heads.states import Features
 from t5like.models.heads.tokens import SpanHead, TaggingHead
 from t5like.models.heads.with_head import WithHead, attach_head
 
@@ -22,12 +22,10 @@ HEADS = {head.form: head for head in _CLASSES}
 __all__ = [
   "HEADS",
   "LOSSES",
-  "POOLINGS",
   "SENTENCE_POOLINGS",
   "ClassificationHead",
   "EmbeddingHead",
   "Features",
-  "LayerMix",
   "MultiLabelHead",
   "MultipleChoiceHead",
   "Probe",

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer
 from t5like.models.heads.with_head import WithHead, attach_head
 
 MIX = "mix"
@@ -25,7 +25,7 @@ class Probe:
   form: ClassVar[str] = "task"  # the labels of the task determine the head
 
   def __post_init__(self):
-    if self.layer != MIX and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
+    if self.layer != MIX and not is_integer(self.layer):
       raise UserError(f"invalid Probe.layer: {self.layer!r}", expected="the number of a layer from 0, or mix")
 
   def attach(self, model: nn.Module, head: nn.Module) -> WithHead:

@@ -49,7 +49,7 @@ class ClassificationHead(nn.Module):
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
     """Returns {"label_logits": [rows, classes]}."""
-    return {"label_logits": _score_rows(self, features, len(self.labels), self.use_bias, deterministic)}
+    return {"label_logits": _score_rows(self, features, len(self.labels), deterministic)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
@@ -95,7 +95,7 @@ class RegressionHead(nn.Module):
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
     """Returns {"label_logits": [rows, 1]}."""
-    return {"label_logits": _score_rows(self, features, 1, self.use_bias, deterministic)}
+    return {"label_logits": _score_rows(self, features, 1, deterministic)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     errors = outputs["label_logits"][:, 0].astype(jnp.float32) - batch["labels"].astype(jnp.float32)
@@ -129,7 +129,7 @@ class MultipleChoiceHead(nn.Module):
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
     """Returns {"label_logits": [rows, choices]}, given [rows * choices] rows of features; any number of choices."""
-    scores = _score_rows(self, features, 1, self.use_bias, deterministic)
+    scores = _score_rows(self, features, 1, deterministic)
     return {"label_logits": scores.reshape(-1, features.texts or 1)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
@@ -148,7 +148,7 @@ def _check(head: Any) -> None:
     )
 
 
-def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, deterministic: bool) -> jax.Array:
+def _score_rows(head: Any, features: Features, classes: int, deterministic: bool) -> jax.Array:
   """Returns [rows, classes]: pooling, dropout, (dense, activation, dropout,) linear, as in Hugging Face's heads."""
   config = features.config
   states = LayerMix(name="mix")(features.states) if head.mix_layers else features.states
@@ -160,12 +160,12 @@ def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, det
     x = HIDDEN[head.hidden](dense(config, width, ("embed", "mlp"), use_bias=True, name="dense")(x))
     x = nn.with_logical_constraint(x, ("batch", None))
     x = dropout(config, head.dropout_rate, x, deterministic)
-  return output(config, x, classes, use_bias)
+  return output(config, x, classes, head.use_bias)
 
 
 def class_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float) -> dict[str, jax.Array]:
-  """Returns sums of cross entropy, right classes and rows, of logits [rows, classes]."""
-  labels = jnp.where(weights > 0, labels, 0)  # a label of filler rows, or a withheld one, is not a class
+  """Returns sums of cross entropy, right classes and weights, of logits [..., classes]."""
+  labels = jnp.where(weights > 0, labels, 0)  # that of a filler row, or a withheld one, is not a class
   loss, _, best = cross_entropy(logits, labels, 0.0, smoothing)
   right = (best == labels).astype(jnp.float32)
   return {

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.cross_entropy import cross_entropy
+from t5like.models.heads.rows import class_sums
 from t5like.models.heads.states import Features, LayerMix, check_labels, check_rates, dropout, output
 
 
@@ -38,13 +39,8 @@ class TaggingHead(nn.Module):
     return {"label_logits": output(features.config, states, len(self.labels), self.use_bias)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
-    logits, tags = outputs["label_logits"], batch["encoder_target_tokens"]
     weights = batch["encoder_loss_weights"] * weights[:, None]
-    loss, _, best = cross_entropy(logits, jnp.where(weights > 0, tags, 0), 0.0, label_smoothing)
-    right = (best == tags).astype(jnp.float32)
-    return {
-      "loss": jnp.sum(loss * weights), "accuracy": jnp.sum(right * weights), "target_tokens": jnp.sum(weights),
-    }  # fmt: skip
+    return class_sums(outputs["label_logits"], batch["encoder_target_tokens"], weights, label_smoothing)
 
 
 class SpanHead(nn.Module):

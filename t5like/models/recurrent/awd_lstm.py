@@ -14,8 +14,7 @@ from t5like.models.cache import last_tokens
 from t5like.models.embedder import Embedder
 from t5like.models.gpt import prompt_lengths
 from t5like.models.recurrent.config import AWDLSTMConfig
-from t5like.models.recurrent.lstm import LSTM, LSTMState
-from t5like.models.recurrent.streams import continued
+from t5like.models.recurrent.lstm import LSTM, LSTMState, continued
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]

@@ -1,10 +1,12 @@
 """ELMo (Peters et al. 2018): a language model in both directions over words that are read as characters."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5like.errors import UserError
 from t5like.kernels.activation_functions import relu
@@ -14,15 +16,24 @@ from t5like.kernels.lookup import look_up
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.embedder import LogitsDense
 from t5like.models.layers import Dense, Dropout, dense, kernel_init
-from t5like.models.recurrent.characters import CharacterTable
 from t5like.models.recurrent.config import ELMoConfig
-from t5like.models.recurrent.lstm import LSTM, LSTMState, uniform
-from t5like.models.recurrent.streams import continued
+from t5like.models.recurrent.lstm import LSTM, LSTMState, continued, uniform
 from t5like.models.stack import INSIDE
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 States = tuple[LSTMState, ...]  # one per layer
+
+
+@dataclasses.dataclass(frozen=True)
+class CharacterTable:
+  """The characters of a vocabulary's words, as a constant of a model. Tables with one fingerprint are equal.
+
+  ids  [words, characters of a word]: see vocabularies.characters
+  """
+
+  fingerprint: str
+  ids: np.ndarray = dataclasses.field(compare=False, repr=False)
 
 
 class CharacterEncoder(nn.Module):

@@ -1,5 +1,6 @@
 """An LSTM over the positions of a batch, with projection (Sak et al. 2014) and weight drop where a model has them."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -101,3 +102,13 @@ def _forget_bias(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> ja
   """Starts with open forget gates: bias 1 (Jozefowicz et al. 2015), as in ELMo."""
   quarter = shape[0] // 4
   return jnp.zeros(shape, dtype).at[quarter : 2 * quarter].set(1)
+
+
+def continued(carry: tuple[LSTMState, ...], batch: Mapping[str, jax.Array]) -> tuple[LSTMState, ...]:
+  """Returns the states carried from the last batch: row b of this one continues its row b.
+
+  Rows that start a new text, of which batch["decoder_continues"], [rows], is 0, start with zeros. Gradients end at the
+  start of a batch.
+  """
+  kept = batch["decoder_continues"].astype(jnp.float32)[:, None]
+  return jax.tree.map(lambda x: jax.lax.stop_gradient(x) * kept, carry)

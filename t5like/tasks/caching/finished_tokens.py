@@ -94,7 +94,7 @@ def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], lim
   evaluations, even if `lengths` cut them off.
   """
   check_split(task, split)
-  target_vocabulary, whole = task.output_features["targets"].vocabulary, None
+  target_vocabulary, uncut = task.output_features["targets"].vocabulary, None
   with explain_pipeline_errors(task.name):
     for number, example in enumerate(_dataset(task, split, lengths).as_numpy_iterator()):
       for name in ("inputs", "targets"):
@@ -102,17 +102,17 @@ def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], lim
           _check(task.name, name, number, example[name], limit)
       values = {name: plain(value) for name, value in example.items()}
       if "targets_pretokenized" not in values:
-        whole = whole or _WholeTargets(task, split, lengths.get("targets"))
-        values["targets_pretokenized"] = plain(target_vocabulary.decode(whole.of_next(values["targets"])))
+        uncut = uncut or _UncutTargets(task, split, lengths.get("targets"))
+        values["targets_pretokenized"] = plain(target_vocabulary.decode(uncut.next(values["targets"])))
       yield values
 
 
-class _WholeTargets:
-  """The targets of a split without a limit of their length, in the same order."""
+class _UncutTargets:
+  """Reads a split a second time, without a limit of length, to recover the targets that the limit has cut."""
 
   def __init__(self, task: seqio.Task, split: str, limit: int | None):
     self._limit, self._rows = limit, iter(())
-    if limit is not None and not split.startswith("train"):  # of training, none are read
+    if limit is not None and not split.startswith("train"):  # nothing reads the text of training targets
       self._rows = self._read(task, split)
 
   @staticmethod
@@ -123,15 +123,17 @@ class _WholeTargets:
     except Exception:  # steps of the task may need lengths
       return
 
-  def of_next(self, ids: list[int]) -> list[int]:
-    """Returns all ids of the next targets, of which `ids` may be the first."""
-    whole = next(self._rows, None)
-    if whole is None or len(ids) < self._limit:
-      if whole is not None and whole != ids:  # without a limit, the task has other examples
+  def next(self, ids: list[int]) -> list[int]:
+    """Returns the uncut targets of the next example, whose targets are `ids` with the limit."""
+    uncut = next(self._rows, None)
+    if uncut is None:
+      return ids
+    if len(ids) < self._limit:  # not cut
+      if uncut != ids:  # without a limit, the task has other examples
         self._rows = iter(())
       return ids
     last = len(ids) - 1  # which may be the EOS after the cut
-    return whole if whole[:last] == ids[:last] else ids
+    return uncut if uncut[:last] == ids[:last] else ids
 
 
 def _dataset(task: seqio.Task, split: str, lengths: Mapping[str, int] | None):

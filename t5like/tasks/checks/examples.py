@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.tasks import objective_adapter
 from t5like.tasks.caching import text_pipeline
+from t5like.tasks.caching.cache_kind import unbound
 from t5like.tasks.missing_data import explain_data_errors, reader_error, reason
 from t5like.tasks.preprocessors import UNLABELED
 from t5like.vocabularies import Vocabulary
@@ -77,8 +77,7 @@ def text_features(task: seqio.Task) -> list[str]:
 
 def is_corpus(task: seqio.Task) -> bool:
   """Returns whether a task is plain text, which objectives cut into rows: no document is too long."""
-  functions = (step.func if isinstance(step, functools.partial) else step for step in task.preprocessors)
-  return "inputs" not in task.output_features or objective_adapter.corrupt in functions
+  return "inputs" not in task.output_features or objective_adapter.corrupt in map(unbound, task.preprocessors)
 
 
 def feature_findings(task: seqio.Task, rows: Sequence[Row]) -> Iterator[Finding]:

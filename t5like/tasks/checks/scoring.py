@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import seqio
 
 from t5like.tasks import postprocessors
+from t5like.tasks.caching.cache_kind import bound_keywords, unbound
 from t5like.tasks.checks.examples import Finding, Row, excerpt
 from t5like.tasks.metrics.values import Answers, Metric, compute, tried_rows
 from t5like.tasks.preprocessors import UNLABELED
@@ -59,11 +59,9 @@ def find_labels(task: seqio.Task, rows: Sequence[Row]) -> Labels | None:
 
 
 def _declared_labels(postprocessor: Callable | None) -> tuple[str, ...] | None:
-  keywords = {}
-  while isinstance(postprocessor, functools.partial):
-    keywords, postprocessor = {**postprocessor.keywords, **keywords}, postprocessor.func
-  if postprocessor is postprocessors.multirc:
+  if unbound(postprocessor) is postprocessors.multirc:
     return postprocessors.MULTIRC_LABELS
+  keywords = bound_keywords(postprocessor)
   return tuple(keywords["label_classes"]) if "label_classes" in keywords else None
 
 
@@ -143,14 +141,8 @@ def _scores(task: seqio.Task, targets: Sequence[Any], answers: Sequence[Any]) ->
   return values.numbers
 
 
-def _function(function: Callable) -> Callable:
-  while isinstance(function, functools.partial):
-    function = function.func
-  return function
-
-
 def _name(function: Callable) -> str:
-  return getattr(_function(function), "__name__", repr(function))
+  return getattr(unbound(function), "__name__", repr(function))
 
 
 def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iterator[Finding]:
@@ -166,7 +158,7 @@ def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iter
     if name not in missing_class and (best := _best(task, name)) is not None and abs(value - best) > 1e-6
   }
   if low:
-    expected = _function(task.postprocessor) in _TARGETS_MAY_BE_WRONG
+    expected = unbound(task.postprocessor) in _TARGETS_MAY_BE_WRONG
     yield Finding(
       "the targets themselves score only " + ", ".join(f"{name} {value:.2f}" for name, value in low.items()),
       remedy="this is the share of correct targets: in this task a label marks them"
@@ -183,7 +175,7 @@ def _classes_missing(task: seqio.Task, targets: Sequence[Any]) -> bool:
 
 def _best(task: seqio.Task, name: str) -> float | None:
   """Returns the best value of a t5like metric; None for counts, thresholds and other metrics."""
-  if not all(_function(metric).__module__.startswith("t5like.tasks.") for metric in task.predict_metric_fns):
+  if not all(unbound(metric).__module__.startswith("t5like.tasks.") for metric in task.predict_metric_fns):
     return None
   if name.endswith(("total", "_thresh")):
     return None

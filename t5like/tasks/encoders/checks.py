@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import seqio
 
+from t5like.tasks.caching.cache_kind import unbound
 from t5like.tasks.checks.examples import Finding, Tokens, length_findings, vocabulary_findings
 from t5like.tasks.checks.scoring import Labels
 from t5like.tasks.encoders.forms import encoder_vocabulary
@@ -24,8 +24,7 @@ WITHHELD = -1
 
 def is_encoder_form(task: seqio.Task) -> bool:
   """Returns whether a step of the task creates the tokens, with the vocabulary of its features."""
-  functions = (step.func if isinstance(step, functools.partial) else step for step in task.preprocessors)
-  return any(getattr(function, "makes_tokens", False) for function in functions)
+  return any(getattr(step, "makes_tokens", False) for step in map(unbound, task.preprocessors))
 
 
 def read_tokens(

@@ -63,10 +63,10 @@ class Column:
   """A field of rows.
 
   Attributes:
-    expected: what its values are.
-    parts: returns the texts of a value; None if it is something else.
-    is_list: its values are lists.
-    names: the texts that it may have; (): any.
+    expected: the type of its values, for error messages.
+    parts: returns the texts of a value; None for a value of another type.
+    is_list: whether its values are lists.
+    names: the allowed texts; (): any.
   """
 
   expected: str

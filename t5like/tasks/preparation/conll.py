@@ -63,8 +63,7 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
 def find_conll2003(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   splits = []
   for split, names in _CONLL_2003_FILES.items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(*names, *(f"conll2003/{n}" for n in names))
+    file = folder.file_of(split, *names, *(f"conll2003/{n}" for n in names))
     rows = functools.partial(_rows, dataset=dataset, files=[file], all_columns=True) if file else None
     splits.append(SourceSplit(split, rows, " or ".join(names)))
   return splits

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError
-from t5like.tasks.preparation.files import OriginalFile
+from t5like.tasks.preparation.files import Folder, OriginalFile
 
 # The key determines a record's position in the stored order, as in TFDS's builders.
 KeyedRow = tuple[int | str, dict[str, Any]]
@@ -49,6 +50,20 @@ class SourceSplit:
   looked_for: str
   # Number of rows skipped by reason, as in the official builder.
   left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+
+def splits_of_files(
+  folder: Folder, names: Mapping[str, Sequence[str]], rows: Callable[..., Iterator[KeyedRow]]
+) -> list[SourceSplit]:
+  """Returns the splits of a data set with one file each; `names` has the possible names of each split's file.
+
+  `rows` takes a split and its `file`.
+  """
+  splits = []
+  for split, candidates in names.items():
+    file = folder.file_of(split, *candidates)
+    splits.append(SourceSplit(split, functools.partial(rows, file=file) if file else None, candidates[0]))
+  return splits
 
 
 class Mismatch(Exception):

@@ -142,6 +142,11 @@ class Folder:
         return found
     return None
 
+  def file_of(self, split: str, *candidates: str) -> OriginalFile | None:
+    """Returns the given file of a split, or else the first of `candidates` that is found."""
+    given = self.given.get(split)
+    return given[0] if given else self.find(*candidates)
+
   def all_files(self) -> list[OriginalFile]:
     """Returns every file directly in the folder."""
     return [OriginalFile(path) for path in sorted(self.root.iterdir()) if path.is_file() and path.name[0] != "."]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, splits_of_files
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 # CoLA's train and dev files are the only ones without a header.
@@ -20,13 +20,7 @@ _MSR_COLUMNS = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   if dataset.config == "mrpc":
     return _mrpc_splits(folder)
-  found = []
-  for split, names in _file_names(dataset).items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(*names)
-    rows = functools.partial(_rows, dataset=dataset, file=file) if file else None
-    found.append(SourceSplit(split, rows, names[0]))
-  return found
+  return splits_of_files(folder, _file_names(dataset), functools.partial(_rows, dataset=dataset))
 
 
 def _file_names(dataset: Dataset) -> dict[str, tuple[str, ...]]:
@@ -120,7 +114,7 @@ def _mrpc_splits(folder: Folder) -> list[SourceSplit]:
   ids = folder.find("MRPC/mrpc_dev_ids.tsv", "MRPC/dev_ids.tsv")
   test = folder.find("MRPC/msr_paraphrase_test.txt")
   tables = {
-    split: folder.given.get(split, [None])[0] or folder.find(f"MRPC/{stem}.tsv")
+    split: folder.file_of(split, f"MRPC/{stem}.tsv")
     for split, stem in (("train", "train"), ("validation", "dev"), ("test", "test"))
   }
   if combined and not ids and not tables["train"]:

@@ -82,7 +82,8 @@ def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> l
     if place.is_dir():
       found = [f for f in Folder(place).all_files() if f.name.endswith(endings)]
       if found:
-        original = [f for f in found if f.name.startswith(_ORIGINAL.get(dataset.name, "\0"))]
+        prefix = _ORIGINAL.get(dataset.name)
+        original = [f for f in found if prefix and f.name.startswith(prefix)]
         return original or found
   return []
 

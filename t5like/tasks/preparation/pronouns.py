@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, splits_of_files
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   del dataset
-  splits = []
-  for split in ("train", "test"):
-    name = f"{split}.c.txt"
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name)
-    splits.append(SourceSplit(split, functools.partial(_rows, file=file) if file else None, name))
-  return splits
+  return splits_of_files(folder, {"train": ["train.c.txt"], "test": ["test.c.txt"]}, _rows)
 
 
 def _rows(split: SourceSplit, file: OriginalFile) -> Iterator[KeyedRow]:

@@ -49,8 +49,7 @@ def find_sick(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   combined = folder.find(_SICK, f"SICK/{_SICK}")
   splits = []
   for split, name in _SICK_FILES.items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name, f"SICK/{name}") or combined
+    file = folder.file_of(split, name, f"SICK/{name}") or combined
     splits.append(SourceSplit(split, functools.partial(_sick_rows, file=file) if file else None, f"{name}, or {_SICK}"))
   return splits
 

@@ -7,20 +7,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique, splits_of_files
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _STEMS = {"train": "train", "validation": "dev"}
 
 
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
-  splits = []
-  for split, stem in _STEMS.items():
-    name = f"{stem}-{dataset.config}.json"
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name, f"squad/{name}")
-    splits.append(SourceSplit(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
-  return splits
+  files = {split: f"{stem}-{dataset.config}.json" for split, stem in _STEMS.items()}
+  names = {split: (name, f"squad/{name}") for split, name in files.items()}
+  return splits_of_files(folder, names, functools.partial(_rows, dataset=dataset))
 
 
 def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:

@@ -6,7 +6,15 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique, json_objects
+from t5like.tasks.preparation.datasets import (
+  Dataset,
+  KeyedRow,
+  SourceSplit,
+  check_row,
+  check_unique,
+  json_objects,
+  splits_of_files,
+)
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _FOLDERS = {
@@ -31,15 +39,10 @@ _SCATTERED_SPANS = ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin")
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   top = _FOLDERS[dataset.config]
   if dataset.config in ("axb", "axg"):
-    names = {"test": f"{top}/{top}.jsonl"}
+    names = {"test": [f"{top}/{top}.jsonl"]}
   else:
-    names = {split: f"{top}/{stem}.jsonl" for split, stem in _STEMS.items()}
-  splits = []
-  for split, name in names.items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name)
-    splits.append(SourceSplit(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
-  return splits
+    names = {split: [f"{top}/{stem}.jsonl"] for split, stem in _STEMS.items()}
+  return splits_of_files(folder, names, functools.partial(_rows, dataset=dataset))
 
 
 def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import functools
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, splits_of_files
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 ENDINGS = tuple(f"ending{number}" for number in range(4))
@@ -27,12 +26,8 @@ def features() -> tfds.features.FeaturesDict:
 
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   del dataset
-  splits = []
-  for split, name in _FILES.items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name, f"swag/{name}", f"data/{name}")
-    splits.append(SourceSplit(split, functools.partial(_rows, file=file) if file else None, name))
-  return splits
+  names = {split: (name, f"swag/{name}", f"data/{name}") for split, name in _FILES.items()}
+  return splits_of_files(folder, names, _rows)
 
 
 def _rows(split: SourceSplit, file: OriginalFile) -> Iterator[KeyedRow]:

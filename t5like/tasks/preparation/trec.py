@@ -5,19 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, splits_of_files
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
-_FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
+_FILES = {"train": ("train_5500.label", "trec/train_5500.label"), "test": ("TREC_10.label", "trec/TREC_10.label")}
 
 
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
-  splits = []
-  for split, name in _FILES.items():
-    given = folder.given.get(split)
-    file = given[0] if given else folder.find(name, f"trec/{name}")
-    splits.append(SourceSplit(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
-  return splits
+  return splits_of_files(folder, _FILES, functools.partial(_rows, dataset=dataset))
 
 
 def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:

@@ -110,10 +110,10 @@ def verify_checksums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
   return _wrong_size(expected, present) or _wrong_bytes(checkpoint, expected, present)
 
 
-def write_checksums(checkpoint: Path, threads: int = 2) -> None:
-  """Writes `checksums.json`, with few threads by default because the run continues meanwhile."""
+def write_checksums(checkpoint: Path) -> None:
+  """Writes `checksums.json`, with few threads because the run continues meanwhile."""
   present = {name: found for name, found in _present(checkpoint).items() if not name.startswith(CHECKSUMS)}
-  with ThreadPoolExecutor(threads, "checksums") as pool:
+  with ThreadPoolExecutor(2, "checksums") as pool:
     sums = pool.map(lambda name: present[name][1] or _crc(checkpoint / name), present)
     files = {name: (present[name][0], crc) for name, crc in zip(present, sums, strict=True)}
   storage.write_atomic(checkpoint / CHECKSUMS, json.dumps({"files": files}), sync=True)

@@ -30,7 +30,7 @@ from t5like.training.checkpoints.folders import (
 )
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.checkpoints.layer_layouts import Arrays, LayerLayout
-from t5like.training.optimizers.rules import check_pattern, nearest_paths, path_text
+from t5like.training.optimizers.rules import check_pattern, leaves_by_path, nearest_paths, path_text
 from t5like.training.state import StateSpec, TrainState
 
 
@@ -86,7 +86,7 @@ def find_episode(checkpoint: Path | GivenParameters, specs: Sequence[StateSpec])
   if len(specs) == 1 or isinstance(checkpoint, GivenParameters):
     return 0
   stored = _stored(checkpoint, TRAINING)
-  wanted = [_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
+  wanted = [array_targets(training_part(spec.shapes), training_part(spec.shardings)) for spec in specs]
   fits = (not compare(LayerLayout.of(stored, target).stored, target) for target in wanted)
   return next((number for number, fit in enumerate(fits) if fit), 0)
 
@@ -107,7 +107,10 @@ def restore_state(
   if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
     run_on_process_zero(lambda: _check_damage(checkpoint))
   items = _match_items(checkpoint, spec, fingerprint, options)
-  read = {name: _read(checkpoint, name, item) for name, item in items.items()}
+  read = {
+    name: item.layout.read(item.wanted, functools.partial(_read_stored, checkpoint, name))
+    for name, item in items.items()
+  }
   initial = None
   if TRAINING not in items or any(item.missing for item in items.values()):
     if fresh is None:
@@ -143,10 +146,10 @@ def _match_items(
   fields = [line for line in fields if line.split()[0] != "scan_layers"]  # layers are converted
   if options.lenient:
     fields = [line for line in fields if line.split()[0] == "vocabulary"]
-  targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
+  targets = {PARAMS: array_targets(spec.shapes.params, spec.shardings.params)}
   with_training = not given and has_training_state(checkpoint) and not options.parameters_only
   if with_training:
-    targets[TRAINING] = _targets(training_part(spec.shapes), training_part(spec.shardings))
+    targets[TRAINING] = array_targets(training_part(spec.shapes), training_part(spec.shardings))
   items, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
     stored = checkpoint.stored if given else _stored(checkpoint, name)
@@ -208,7 +211,6 @@ def _mismatch_error(
   # Another model has another optimizer state as well: the parameters are enough.
   show_training = training and not differences[PARAMS] and not other_optimizer
   lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
-  only_optimizer = not fields and not differences[PARAMS]
   settings = "" if any(differences.values()) else _settings(fields, saved["fingerprint"])
   if isinstance(checkpoint, GivenParameters):
     return UserError(
@@ -217,16 +219,20 @@ def _mismatch_error(
       **lines,
       try_=settings or checkpoint.advice,
     )
+  if fields or differences[PARAMS]:
+    other = "model or vocabulary"
+    advice = settings or "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)"
+  else:
+    other = "optimizer or selection of trained parameters"
+    advice = f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0"
   return UserError(
-    "this checkpoint belongs to another optimizer or selection of trained parameters" if only_optimizer
-    else "this checkpoint belongs to another model or vocabulary",
+    f"this checkpoint belongs to another {other}",
     checkpoint=checkpoint,
     differs="\n".join(fields),
     **lines,
     optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
-    try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
-    else settings or "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
-  )  # fmt: skip
+    try_=advice,
+  )
 
 
 def _settings(fields: list[str], saved: Mapping[str, Any]) -> str:
@@ -237,10 +243,9 @@ def _settings(fields: list[str], saved: Mapping[str, Any]) -> str:
   )
 
 
-def _check_damage(checkpoint: Path) -> int:
+def _check_damage(checkpoint: Path) -> None:
   if damage := integrity.verify_checksums(checkpoint):
     raise damaged_error(checkpoint, damage)
-  return 0
 
 
 def damaged_error(checkpoint: Path, damage: str) -> UserError:
@@ -261,10 +266,6 @@ def _stored(checkpoint: Path, name: str) -> Arrays:
     raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
-def _read(checkpoint: Path | GivenParameters, name: str, item: _ItemMatch) -> dict[str, Any]:
-  return item.layout.read(item.wanted, functools.partial(_read_stored, checkpoint, name))
-
-
 def _read_stored(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:
   if isinstance(checkpoint, GivenParameters):
     return checkpoint.place(wanted)
@@ -282,18 +283,18 @@ def training_part(state: TrainState) -> dict[str, Any]:
   return part if state.carry is None else part | {"carry": state.carry}
 
 
-def _targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  leaves = jax.tree.leaves_with_path(shapes)
-  leaf_shardings = jax.tree.leaves(shardings)
+def array_targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shape, dtype and sharding of each array, by path."""
+  arrays, leaf_shardings = leaves_by_path(shapes), jax.tree.leaves(shardings)
   return {
-    path_text(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    for (path, leaf), sharding in zip(leaves, leaf_shardings, strict=True)
+    path: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+    for (path, array), sharding in zip(arrays.items(), leaf_shardings, strict=True)
   }
 
 
 def _assemble(shapes: Any, arrays: Mapping[str, jax.Array], initial: Any) -> Any:
   """Returns a tree like `shapes` of the arrays that were read, with the rest from `initial`."""
-  rest = {} if initial is None else {path_text(p): leaf for p, leaf in jax.tree.leaves_with_path(initial)}
+  rest = {} if initial is None else leaves_by_path(initial)
 
   def choose(path: tuple, shape: Any) -> jax.Array:
     name = path_text(path)

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import traverse_util
 
 import t5like.training.checkpoints.integrity as integrity
 from t5like.console import byte_size
@@ -147,7 +148,7 @@ class Checkpoints:
         raise
       error.add_note(f"and {second}")
 
-  def _prepare_folder(self) -> int:
+  def _prepare_folder(self) -> None:
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
       clear_leftovers(self.folder)
@@ -155,7 +156,6 @@ class Checkpoints:
       raise UserError(
         "checkpoints cannot be written", folder=self.folder, because=error.strerror or str(error)
       ) from None
-    return 0
 
   def _is_saved_or_has_room(self, step: int, needed: int) -> bool:
     if is_finished(self.folder / str(step)):
@@ -299,14 +299,9 @@ def _averaged(checkpoint: Path) -> Any:
   frozen = [path for path in params if path not in averaged]
   values = {path: arrays[place] for path, place in averaged.items()}
   values |= read_arrays(checkpoint / PARAMS, dict.fromkeys(frozen)) if frozen else {}
-  nested: dict[str, Any] = {}
-  for path, stored in params.items():
-    *parents, name = path.split("/")
-    node = nested
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[name] = values[path].astype(stored.dtype)
-  return nested
+  return traverse_util.unflatten_dict(
+    {path: values[path].astype(stored.dtype) for path, stored in params.items()}, sep="/"
+  )
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:

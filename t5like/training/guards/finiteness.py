@@ -17,7 +17,6 @@ from typing import Any
 
 from t5like.errors import RunError, UserError
 from t5like.files import storage
-from t5like.training.records.model_dir import write_text
 
 POLICIES = ("stop", "skip", "rollback")
 FILE = "skipped_batches.json"
@@ -74,7 +73,7 @@ class SkippedBatches:
       ) from None
 
   def write(self, model_dir: Path) -> None:
-    write_text(model_dir / FILE, json.dumps(self.windows) + "\n")
+    storage.write_atomic(model_dir / FILE, json.dumps(self.windows) + "\n")
 
   def batch_index(self, step: int) -> int:
     """Returns the index of the batch that `step` trains on, both counted from 0."""

@@ -64,7 +64,7 @@ def sole_trainer(model_dir: str | Path, end_process: Callable[[int], object] | N
     yield lock
 
 
-def _acquire(folder: Path, stack: contextlib.ExitStack, on_lost: Callable[[], None]) -> int:
+def _acquire(folder: Path, stack: contextlib.ExitStack, on_lost: Callable[[], None]) -> None:
   is_remote = storage.is_remote(folder)
   stack.callback(_remove_empty, [] if is_remote else [f for f in (folder, *folder.parents) if not f.exists()])
   try:
@@ -93,7 +93,6 @@ def _acquire(folder: Path, stack: contextlib.ExitStack, on_lost: Callable[[], No
     if is_remote and isinstance(error, PermissionError):
       raise storage.access_denied("MODEL_DIR", folder, error) from None
     raise UserError(f"MODEL_DIR cannot be written: {folder}", because=error.strerror or str(error)) from None
-  return 0
 
 
 def _wait_for_heartbeat() -> Callable[[FileLock | Lease, Holder], None]:

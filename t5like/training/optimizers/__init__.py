@@ -23,7 +23,7 @@ from typing import Any
 
 import optax
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_number
 from t5like.training.optimizers import updates as matrix_updates
 from t5like.training.optimizers.assembly import Optimizer, Parts, build_transformation, methods_of, restrict
 from t5like.training.optimizers.rules import check_pattern, path_rules
@@ -273,11 +273,11 @@ def _shown(rules: Rules) -> str:
 
 def _check_positive(**options: float) -> None:
   for name, value in options.items():
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+    if not is_number(value) or not value > 0:
       raise UserError(f"invalid {name} of the optimizer: {value!r}", expected="a number above 0")
 
 
 def _check_decays(**options: float) -> None:
   for name, value in options.items():
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
       raise UserError(f"invalid {name} of the optimizer: {value!r}", expected="at least 0 and below 1")

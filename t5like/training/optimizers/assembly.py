@@ -17,6 +17,7 @@ from t5like.errors import UserError
 from t5like.training.optimizers.moving_average import with_moving_average
 from t5like.training.optimizers.rules import (
   PathRules,
+  leaves_by_path,
   nearest_paths,
   numbered_paths,
   path_text,
@@ -72,7 +73,7 @@ class Optimizer:
     if self.rates is not None:
       columns["layer rate x"] = {path: (p, round(v, 6)) for path, (p, v) in self.rates.choose(params).items()}
     if self.matrices is not None:
-      methods = {path_text(path): name for path, name in jax.tree.leaves_with_path(methods_of(params, self.matrices))}
+      methods = leaves_by_path(methods_of(params, self.matrices))
       columns["method"] = {
         each: (self.matrices if methods[path] == "muon" else "the rest", methods[path])
         for path, numbered in numbered_paths(params).items()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from t5like.errors import UserError
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path, path_text
 from t5like.training.optimizers.selection import Selection
 
 
@@ -66,7 +66,7 @@ def averaged_parameters(opt_state: Any, params: Any) -> Any:
     raise UserError(
       "this optimizer state has no moving average of the parameters", try_="ema_decay of the optimizer, such as 0.999"
     )
-  averages = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(found.average)}
+  averages = leaves_by_path(found.average)
   return jax.tree.map_with_path(lambda path, p: averages.get(path_text(path), p).astype(p.dtype), params)
 
 

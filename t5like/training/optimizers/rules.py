@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from t5like.console import table
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError, is_number, nearest
 
 REST = ".*"
 STACKED = "layers"  # the part of a path below which variables have a leading layer axis
@@ -79,7 +79,7 @@ class PathRules:
 
 def path_rules(name: str, given: float | Sequence[tuple[str, float]]) -> PathRules:
   """Parses the rules of an option; a number is a rule for all variables."""
-  if _is_number(given):
+  if is_number(given):
     given = [(REST, given)]
   expected = "a number, or a list such as [('.*(bias|scale)', 0.0), ('.*', 0.01)]"
   try:
@@ -87,7 +87,7 @@ def path_rules(name: str, given: float | Sequence[tuple[str, float]]) -> PathRul
   except (TypeError, ValueError):
     raise UserError(f"invalid {name}: {given!r}", expected=expected) from None
   for pattern, value in rules:
-    if not isinstance(pattern, str) or not _is_number(value) or value < 0:
+    if not isinstance(pattern, str) or not is_number(value) or value < 0:
       raise UserError(f"invalid rule of {name}: {(pattern, value)!r}", expected=f"{expected}, none below 0")
     check_pattern(name, pattern)
   return PathRules(name, rules)
@@ -110,8 +110,12 @@ def path_text(path: tuple) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+  return {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
 def variable_paths(params: Any) -> list[str]:
-  return [path_text(path) for path, _ in jax.tree.leaves_with_path(params)]
+  return list(leaves_by_path(params))
 
 
 def numbered_paths(params: Any) -> dict[str, list[str]]:
@@ -127,7 +131,7 @@ def numbered_paths(params: Any) -> dict[str, list[str]]:
     at = parts.index(STACKED)
     return ["/".join([*parts[:at], f"{STACKED}_{i}", *parts[at + 1 :]]) for i in range(leaf.shape[0])]
 
-  return {path_text(path): paths(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+  return {path: paths(path, leaf) for path, leaf in leaves_by_path(params).items()}
 
 
 def _matches(pattern: str, *paths: str) -> bool:
@@ -168,7 +172,3 @@ def _ranges(numbers: Sequence[int]) -> str:
     else:
       runs.append([number])
   return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)

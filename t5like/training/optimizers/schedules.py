@@ -12,7 +12,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_integer
 
 Schedule = Callable[[jax.Array], jax.Array]
 Factory = TypeVar("Factory", bound=Callable)
@@ -160,7 +160,7 @@ def _progress(step: jax.Array, steps: int) -> jax.Array:
 
 def _check_steps(least: int = 1, **given: int) -> None:
   for name, steps in given.items():
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < least:
+    if not is_integer(steps) or steps < least:
       raise UserError(f"invalid {name} of the schedule: {steps!r}", expected=f"an integer of at least {least}")
 
 

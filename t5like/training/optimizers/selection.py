@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import leaves_by_path, path_text, variable_paths
 
 FROZEN = optax.MaskedNode()
 
@@ -42,7 +42,7 @@ class Selection:
 
   def put(self, tree: Any, trained: Any) -> Any:
     """Returns `tree` with its trained part replaced. Frozen values are passed through, bit for bit."""
-    new = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(trained)}
+    new = leaves_by_path(trained)
 
     def replace(path: tuple, old: Any) -> Any:
       name = path_text(path)
@@ -75,7 +75,7 @@ class Selection:
 
   def covers(self, tree: Any) -> bool:
     """Returns whether all of the tree trains."""
-    return all(self.layers.get(path_text(path), ()) is None for path, _ in jax.tree.leaves_with_path(tree))
+    return all(self.layers.get(path, ()) is None for path in variable_paths(tree))
 
   def _map(self, function: Callable[[Any, tuple[int, ...] | None], Any], tree: Any) -> Any:
     def choose(path: tuple, x: Any) -> Any:

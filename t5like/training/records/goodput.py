@@ -152,13 +152,8 @@ class _Span:
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
   """Returns the last line of every attempt, in order, without unfinished lines of killed attempts."""
-  attempts: dict[tuple, dict[str, Any]] = {}
-  if path.is_file():
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-      with contextlib.suppress(ValueError):
-        line = storage.parse_json(text)
-        if _is_attempt(line):
-          attempts[line["started"], line["process"]] = line
+  lines = (line for line in storage.read_json_lines(path) if _is_attempt(line))
+  attempts = {(line["started"], line["process"]): line for line in lines}
   return sorted(attempts.values(), key=lambda line: line["started"])
 
 

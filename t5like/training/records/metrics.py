@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ import numpy as np
 from t5like.errors import RunError
 from t5like.files import storage
 from t5like.training.detection import COUNTS, detection_scores
-from t5like.training.records.model_dir import write_text
 from t5like.training.records.tensorboard import EventWriter
 
 FILE = "metrics.jsonl"
@@ -127,7 +125,8 @@ class MetricWriter:
     writers: Sequence[Writer] = (),
     before: Iterable[Mapping[str, Any]] | None = None,
   ):
-    self._writers: list[Writer] = []
+    self._files: list[_JsonLines | EventWriter] = []
+    self._others: Sequence[Writer] = ()
     if jax.process_index() != 0:
       return
     path = model_dir / FILE
@@ -135,25 +134,33 @@ class MetricWriter:
       model_dir.mkdir(parents=True, exist_ok=True)
       before = read_metrics(model_dir) if before is None else before
       kept = _keep_rows(path, [row for row in before if row["step"] <= first_step])
-      write_text(model_dir / GLOSSARY_FILE, glossary_text())
-      self._writers = [_JsonLines(path, kept), _TensorBoard(model_dir, first_step), *writers]
+      storage.write_atomic(model_dir / GLOSSARY_FILE, glossary_text())
+      self._files, self._others = [_JsonLines(path, kept), EventWriter(model_dir, first_step)], writers
     except OSError as error:
       raise write_error(path, error) from None
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     """Writes a row. `kind` is "train" or "eval/<task>"; TensorBoard groups by it."""
-    for writer in self._writers:
+    self._with_each_file(lambda file: file.write(step, kind, values))
+    for writer in self._others:
       writer.write(step, kind, values)
 
   def flush(self) -> None:
     """Sends pending rows. Called with every checkpoint, so that a run that resumes from it has all rows up to it."""
-    for writer in self._writers:
-      if isinstance(writer, _JsonLines | _TensorBoard):
-        writer.flush()
+    self._with_each_file(lambda file: file.flush())
 
   def close(self) -> None:
-    for writer in self._writers:
+    self._with_each_file(lambda file: file.close())
+    for writer in self._others:
       writer.close()
+
+  def _with_each_file(self, action: Callable[[_JsonLines | EventWriter], None]) -> None:
+    """Turns an OSError into a RunError that names the file."""
+    for file in self._files:
+      try:
+        action(file)
+      except OSError as error:
+        raise write_error(file.path, error) from None
 
 
 def json_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
@@ -165,48 +172,19 @@ class _JsonLines:
   """Passes every row to the operating system in `write`, so that a killed process loses none; to a store at `flush`."""
 
   def __init__(self, path: Path, content: bytes):
-    self._path = path
+    self.path = path
     self._file = storage.open_append(path, content)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     row = json.dumps({"step": step, "kind": kind, **json_numbers(values)}).encode() + b"\n"
-    with _raise_write_errors(self._path):
-      while row:
-        row = row[self._file.write(row) :]
+    while row:
+      row = row[self._file.write(row) :]
 
   def flush(self) -> None:
-    with _raise_write_errors(self._path):
-      storage.upload_pending(self._file)
+    storage.upload_pending(self._file)
 
   def close(self) -> None:
-    with _raise_write_errors(self._path):
-      self._file.close()
-
-
-class _TensorBoard:
-  def __init__(self, model_dir: Path, first_step: int):
-    self._events = EventWriter(model_dir, first_step)
-
-  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-    with _raise_write_errors(self._events.path):
-      self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
-
-  def flush(self) -> None:
-    with _raise_write_errors(self._events.path):
-      self._events.flush()
-
-  def close(self) -> None:
-    with _raise_write_errors(self._events.path):
-      self._events.close()
-
-
-@contextlib.contextmanager
-def _raise_write_errors(path: Path) -> Iterator[None]:
-  """Turns an OSError into a RunError that names the file."""
-  try:
-    yield
-  except OSError as error:
-    raise write_error(path, error) from None
+    self._file.close()
 
 
 def write_error(path: Path, error: OSError) -> RunError:
@@ -227,15 +205,7 @@ def glossary_text() -> str:
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
   """Returns all rows written so far, without unfinished lines of a killed run and lines of other programs."""
-  path = storage.as_path(model_dir) / FILE
-  rows = []
-  if path.is_file():
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-      with contextlib.suppress(ValueError):
-        row = storage.parse_json(line)
-        if _is_row(row):
-          rows.append(row)
-  return rows
+  return [row for row in storage.read_json_lines(storage.as_path(model_dir) / FILE) if _is_row(row)]
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:

@@ -50,8 +50,3 @@ def _is_left_by_killed_run(path: Path) -> bool:
   if path.name == CHECKPOINTS:
     return path.is_dir() and not any(path.iterdir())
   return path.name.startswith((LOCK, SUPERVISOR, f"{CONFIG}."))
-
-
-def write_text(path: Path, text: str) -> None:
-  """Replaces a file atomically: a reader sees the old or the new text, never half of it."""
-  storage.write_atomic(path, text)

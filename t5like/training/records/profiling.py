@@ -77,9 +77,3 @@ class ProfilerWindow:
   def _give_up(self, error: Exception) -> None:
     self._done = True
     print(f"\nno profile: {error}", flush=True)
-
-  def __enter__(self) -> ProfilerWindow:
-    return self
-
-  def __exit__(self, *unused) -> None:
-    self.close()

@@ -83,10 +83,10 @@ class EventWriter:
     if first_step:
       self._append(_event(now, first_step + 1, _message(7, b"\x08\x01")))  # a session log: START
 
-  def scalars(self, step: int, values: Mapping[str, float]) -> None:
-    summary = b"".join(
-      _message(1, _message(1, tag.encode()) + b"\x15" + _float(value)) for tag, value in values.items()
-    )
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    """Writes scalars with the tags `kind/name`."""
+    tags = {f"{kind}/{name}".encode(): value for name, value in values.items()}
+    summary = b"".join(_message(1, _message(1, tag) + b"\x15" + _float(value)) for tag, value in tags.items())
     self._append(_event(time.time(), step, _message(5, summary)))
 
   def flush(self) -> None:

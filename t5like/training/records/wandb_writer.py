@@ -12,7 +12,6 @@ import jax
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.training.records.model_dir import write_text
 
 ID_FILE = "wandb_run_id"
 
@@ -69,5 +68,5 @@ def _run_id(model_dir: Path) -> str:
   if path.is_file() and (known := path.read_text(encoding="utf-8").strip()):
     return known
   fresh = secrets.token_hex(4)
-  write_text(path, fresh + "\n")
+  storage.write_atomic(path, fresh + "\n")
   return fresh

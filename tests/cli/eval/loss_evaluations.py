@@ -13,7 +13,7 @@ from t5like.experiments.token_caches import TokenCaches
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths, SpecialTokens
-from t5like.runs.loss_evaluation import loss_evaluator
+from t5like.runs.loss_evaluation import loss_evaluator, loss_step
 from t5like.training import optimizers
 from t5like.training.optimizers import schedules
 from t5like.training.state import state_spec
@@ -32,7 +32,7 @@ def experiment_of(model, task, caches, **arguments):
   )  # fmt: skip
 
 
-def evaluations(experiment, phase, members, special, mesh, **arguments):
+def evaluations(experiment, phase, members, special, mesh):
   """By task, and random parameters: the same on any mesh."""
   spec = state_spec(experiment.model, experiment.optimizer, blank_batch(experiment, phase), mesh)
   draw = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def evaluations(experiment, phase, members, special, mesh, **arguments):
     return jax.make_array_from_callback(shape.shape, sharding, lambda index: values[index])
 
   params = jax.tree.map(placed, spec.shapes.params, spec.shardings.params)
-  return loss_evaluator(experiment, phase, members, special, spec, mesh, **arguments), params
+  return loss_evaluator(experiment, phase, members, special, mesh, loss_step(experiment, phase, spec, mesh)), params
 
 
 def snli(caches, batch_size, pack, mesh):

@@ -151,14 +151,15 @@ OBJECTIVE = CATALOGUE["bert_mlm_nsp"]
 PHASE = Phase(OBJECTIVE.lengths(32), 16)
 
 
-def encoder(seed=0):
-  return experiment_of(BERT(BERT_CONFIG), "numbers", "unused", lengths={"inputs": 32}, objective=OBJECTIVE, seed=seed)
+def encoder(batches=2, seed=0):
+  settings = dict(lengths={"inputs": 32}, objective=OBJECTIVE, seed=seed, eval_loss_batches=batches)
+  return experiment_of(BERT(BERT_CONFIG), "numbers", "unused", **settings)
 
 
 def test_an_encoder_sees_the_same_batches_in_every_evaluation(corpus):
   mesh, member = parallel.make_mesh(EIGHT), CachedTask("numbers", corpus)
-  made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh, corpus_batches=2)
-  batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2, MESH))
+  made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh)
+  batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, MESH))
   assert len(batches) == 2
   joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
   outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, joined)
@@ -171,18 +172,18 @@ def test_an_encoder_sees_the_same_batches_in_every_evaluation(corpus):
   right = np.asarray(outputs["nsp_logits"]).argmax(-1) == labels
   assert values["sentence_accuracy"] == pytest.approx(right.mean())
   assert made["numbers"](params) == values
-  again = evaluation_rows(encoder(seed=5), PHASE, member, SPECIAL, 2, MESH)  # another run
+  again = evaluation_rows(encoder(seed=5), PHASE, member, SPECIAL, MESH)  # another run
   assert all(np.array_equal(batch[name], again[n][name]) for n, batch in enumerate(batches) for name in batch)
 
 
 def test_a_small_corpus_is_read_about_once(corpus):
-  rows = evaluation_rows(encoder(), PHASE, CachedTask("numbers", corpus), SPECIAL, 1000, MESH)
+  rows = evaluation_rows(encoder(1000), PHASE, CachedTask("numbers", corpus), SPECIAL, MESH)
   assert len(rows) == -(-rows.source.rows_per_epoch // 16) < 10 and all(len(b["labels"]) == 16 for b in rows)
 
 
 def test_labeled_examples_take_no_objective(on_eight_devices):
   with pytest.raises(UserError, match="takes no objective"):
-    evaluation_rows(encoder(), PHASE, CachedTask("snli", on_eight_devices[2]), SPECIAL, 1, MESH)
+    evaluation_rows(encoder(), PHASE, CachedTask("snli", on_eight_devices[2]), SPECIAL, MESH)
 
 
 def test_means_without_tokens_and_with_infinite_perplexity():

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from infer_models import folder_of, golden, read, words
+from infer_models import folder_of, golden, golden_folders, read, words
 
 from t5like.interop import huggingface
 
@@ -14,13 +14,7 @@ LENGTH = f"--max_length={T5['new_tokens']}"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("models")
-  marks = {kind: BERT[kind] for kind in ("cls", "sep", "mask")}
-  return {
-    "t5": folder_of("t5_1_1", folder / "t5", eos=T5["eos"]),
-    "gpt2": folder_of("gpt2", folder / "gpt2", eos=GPT2["eos"]),
-    "bert": folder_of("bert", folder / "bert", eos=BERT["sep"], **marks),
-  }
+  return golden_folders(tmp_path_factory.mktemp("models"))
 
 
 def answers_of_t5():

@@ -190,7 +190,7 @@ def test_mixtures_and_mistakes(check, t5like):
   assert "valid (train)" in out and "always_long (train)" in out
   for options, message in (
     (["--lengths=inputs:5"], "invalid --lengths: inputs:5"),
-    (["--limit=0"], "invalid --limit: 0 (expected at least 1)"),
+    (["--limit=0"], "--limit: invalid value: '0' (expected a whole number of at least 1)"),
     (["--split=dev"], "no split 'dev'"),
   ):
     assert message in t5like("tasks", "check", "snli", *options, status=2).stderr

@@ -10,17 +10,14 @@ language model also prompts and what `generate` appends to each, greedily.
 Made with transformers 5.22, torch 2.13.
 """
 
-import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from drawn_models import describe, draw_weights
 from head_cases import run
-from safetensors.numpy import load_file
-from zoo_weights import draw
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "decoders"
 USELESS = ("transformers_version", "use_cache", "_name_or_path", "dtype", "is_decoder")
@@ -68,12 +65,7 @@ def make_model(name: str, fields: dict, head: str, seed: int):
   """Returns a model in which every tensor is drawn."""
   labels = {} if head == "CausalLM" else dict(id2label=LABELS, label2id={label: i for i, label in LABELS.items()})
   config = getattr(transformers, f"{name}Config")(**fields, **labels)
-  model = getattr(transformers, f"{name}For{head}")(config).eval()
-  drawn = draw({n: tuple(p.shape) for n, p in model.named_parameters()}, seed)
-  with torch.no_grad():
-    for n, parameter in model.named_parameters():
-      parameter.copy_(torch.tensor(drawn[n]))
-  return model
+  return draw_weights(getattr(transformers, f"{name}For{head}")(config).eval(), seed)
 
 
 def make_inputs(model, head: str, seed: int) -> dict[str, np.ndarray]:
@@ -118,20 +110,11 @@ def main(families: list[str]) -> None:
       values = make_inputs(model, head, seed)
       logits, loss, gradients = run(model, values)
       values |= generate(model, seed) if head == "CausalLM" else {}
-      with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        config = json.loads((Path(folder) / "config.json").read_text())
-        tensors = load_file(Path(folder) / "model.safetensors")
-      described = {
-        "seed": seed,
-        "config": {k: v for k, v in config.items() if k not in USELESS},
-        "tensors": {n: list(tensors[n].shape) for n in sorted(tensors)},
-      }
-      assert sorted(tensors) == sorted(gradients)
+      description, tensors = describe(model, seed, USELESS)
+      assert tensors == sorted(gradients)
       values = {n: x.astype(np.int8) for n, x in values.items()}
       joined = np.concatenate([gradients[n].ravel() for n in sorted(gradients)])
-      values |= dict(logits=logits, loss=np.float32(loss), gradients=joined)
-      values["description"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+      values |= dict(logits=logits, loss=np.float32(loss), gradients=joined, description=description)
       arrays |= {f"{case}/{n}": x for n, x in values.items()}
     GOLDEN.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(GOLDEN / f"{family}.npz", **arrays)

@@ -10,15 +10,12 @@ memory. Rows of the classes that read the last token are padded on the left, oth
 5.22, torch 2.13.
 """
 
-import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from safetensors.numpy import load_file
-from zoo_weights import draw
+from drawn_models import describe, draw_weights
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "xlnet.npz"
 FIELDS = dict(vocab_size=23, d_model=6, n_head=3, n_layer=3, d_inner=7, mem_len=None)
@@ -34,12 +31,7 @@ CLASSES = (
 def make_model(name: str, seed: int):
   names = dict(enumerate(LABELS)) if name.endswith("nClassification") or name == "ForSequenceClassification" else {}
   fields = dict(id2label=names, label2id={label: i for i, label in names.items()}) if names else {}
-  model = getattr(transformers, f"XLNet{name}")(transformers.XLNetConfig(**FIELDS, **fields)).eval()
-  drawn = draw({n: tuple(p.shape) for n, p in model.named_parameters()}, seed)
-  with torch.no_grad():
-    for n, parameter in model.named_parameters():
-      parameter.copy_(torch.tensor(drawn[n]))
-  return model
+  return draw_weights(getattr(transformers, f"XLNet{name}")(transformers.XLNetConfig(**FIELDS, **fields)).eval(), seed)
 
 
 def make_rows(rng: np.random.Generator, left: bool) -> dict[str, np.ndarray]:
@@ -115,20 +107,12 @@ def main() -> None:
     model, rng = make_model(name, seed), np.random.default_rng(seed)
     values = run_language_model(model, rng) if name == "LMHeadModel" else run_head(model, name, rng)
     named = dict(model.named_parameters())
-    with tempfile.TemporaryDirectory() as folder:
-      model.save_pretrained(folder)
-      config = json.loads((Path(folder) / "config.json").read_text())
-      tensors = load_file(Path(folder) / "model.safetensors")
-    assert sorted(tensors) == sorted(named)
+    description, tensors = describe(model, seed, USELESS)
+    assert tensors == sorted(named)
     gradients = [np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy() for _, p in sorted(named.items())]
-    described = {
-      "seed": seed,
-      "config": {k: v for k, v in config.items() if k not in USELESS},
-      "tensors": {n: list(tensors[n].shape) for n in sorted(tensors)},
-    }
     values = {n: x.astype(np.int8) if x.dtype == np.int64 else x for n, x in values.items()}
     values["gradients"] = np.concatenate([x.ravel() for x in gradients])
-    values["description"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    values["description"] = description
     arrays |= {f"XLNet{name}/{n}": x for n, x in values.items()}
   np.savez_compressed(GOLDEN, **arrays)
 

@@ -9,14 +9,12 @@ zoo_weights.draw gives), the inputs, logits, loss, and gradients, flattened and 
 Made with transformers 5.22, torch 2.13.
 """
 
-import json
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from drawn_models import describe
 from head_cases import run
-from safetensors.numpy import load_file
 from zoo_cases import FAMILIES, make_inputs, make_model
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "zoo"
@@ -31,21 +29,12 @@ def main(families: list[str]) -> None:
       case = case if f"{case}/loss" not in arrays else f"{case}-{seed}"
       inputs = make_inputs(model, head, seed)
       logits, loss, gradients = run(model, inputs)
-      with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        config = json.loads((Path(folder) / "config.json").read_text())
-        tensors = load_file(Path(folder) / "model.safetensors")
-      described = {
-        "seed": seed,
-        "config": {k: v for k, v in config.items() if k not in USELESS},
-        "tensors": {n: list(tensors[n].shape) for n in sorted(tensors)},
-      }
+      description, tensors = describe(model, seed, USELESS)
       joined = np.concatenate([gradients[n].ravel() for n in sorted(gradients)])
       values = {n: x.astype(np.int8) if x.dtype == np.int64 else x for n, x in inputs.items()}
-      values |= dict(logits=logits, loss=np.float32(loss), gradients=joined)
-      values["description"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+      values |= dict(logits=logits, loss=np.float32(loss), gradients=joined, description=description)
       arrays |= {f"{case}/{n}": x for n, x in values.items()}
-      if sorted(tensors) != sorted(gradients):
+      if tensors != sorted(gradients):
         print(case, "tensors that differ from the parameters:", sorted(set(tensors) ^ set(gradients)))
     GOLDEN.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(GOLDEN / f"{family}.npz", **arrays)

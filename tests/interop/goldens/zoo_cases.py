@@ -4,9 +4,8 @@ Used by make_zoo_goldens.py.
 """
 
 import numpy as np
-import torch
 import transformers
-from zoo_weights import draw
+from drawn_models import draw_weights
 
 HEADS = ("MaskedLM", "SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
 SIZES = dict(
@@ -57,12 +56,7 @@ def make_model(name: str, fields: dict, head: str, seed: int):
   names = dict(enumerate(LABELS))
   if head.endswith("Classification"):
     fields = fields | dict(id2label=names, label2id={label: i for i, label in names.items()})
-  model = getattr(transformers, f"{name}For{head}")(config_class(**fields)).eval()
-  drawn = draw({n: tuple(p.shape) for n, p in model.named_parameters()}, seed)
-  with torch.no_grad():
-    for n, parameter in model.named_parameters():
-      parameter.copy_(torch.tensor(drawn[n]))
-  return model
+  return draw_weights(getattr(transformers, f"{name}For{head}")(config_class(**fields)).eval(), seed)
 
 
 def make_inputs(model, head: str, seed: int, lengths: tuple[int, ...] = (11, 6, 2)) -> dict[str, np.ndarray]:

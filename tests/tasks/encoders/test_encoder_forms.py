@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
+from seqio_rows import task_over
 
 from t5like.errors import UserError
 from t5like.tasks.encoders import classification, squad_spans, tagging
@@ -19,29 +19,6 @@ from t5like.vocabularies import load_vocabulary
 
 BERT = load_vocabulary("bert_uncased")
 SAMPLE = json.loads((Path(__file__).parents[2] / "data/encoder_forms/squad_sample.json").read_text())
-
-
-def task_over(name: str, rows: list[dict]) -> seqio.Task:
-  """Returns the registered task with these rows as its source."""
-
-  def dataset(split, shuffle_files):
-    del split, shuffle_files
-    return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=signature(rows[0]))
-
-  source = seqio.FunctionDataSource(dataset, splits=["validation"])
-  return seqio.TaskRegistry.get(name).replace(source=source)
-
-
-def signature(value):
-  """Returns types as in TFDS: labels int64, other integers int32."""
-  if isinstance(value, dict):
-    return {
-      k: tf.TensorSpec([], tf.int64) if k == "label" and isinstance(v, int) else signature(v) for k, v in value.items()
-    }
-  if isinstance(value, list):
-    return tf.TensorSpec([None], signature(value[0]).dtype)
-  kinds = {str: tf.string, int: tf.int32, float: tf.float32}
-  return tf.TensorSpec([], kinds[type(value)])
 
 
 def examples(name, rows, length=64):

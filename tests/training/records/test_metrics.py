@@ -173,8 +173,8 @@ def read_events(folder):
 
 def test_tensorflow_reads_our_event_files(tmp_path):
   writer = EventWriter(tmp_path)
-  writer.scalars(3, {"train/loss": 2.5, "train/ünïcode": -1e-3})
-  writer.scalars(2**40, {"train/loss": float("inf")})
+  writer.write(3, "train", {"loss": 2.5, "ünïcode": -1e-3})
+  writer.write(2**40, "train", {"loss": float("inf")})
   writer.close()
   events = read_events(tmp_path)
   assert events[0].file_version == "brain.Event:2"

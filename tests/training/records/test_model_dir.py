@@ -7,14 +7,14 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.training.guards.interruption import Interruption
-from t5like.training.records.model_dir import check_model_dir, write_text
+from t5like.training.records.model_dir import check_model_dir
 
 
 def test_new_empty_and_own_directories_are_accepted(tmp_path):
   assert check_model_dir(tmp_path / "a/b/c") == tmp_path / "a/b/c"
   assert not (tmp_path / "a").exists()  # the check creates nothing
   assert check_model_dir(tmp_path) == tmp_path
-  write_text(tmp_path / "config.gin", "x = 1")
+  (tmp_path / "config.gin").write_text("x = 1")
   assert check_model_dir(tmp_path) == tmp_path
   assert [p.name for p in tmp_path.iterdir()] == ["config.gin"]
 
