@@ -82,7 +82,8 @@ signal_all() {
     if [ -n "$pid" ]; then kill "-$1" "$pid" 2>/dev/null || true; fi
   done
 }
-# Including all descendants, in any process group, so that none is left behind.
+# Including all descendants, in any process group, so that none is left behind. A process is stopped first: it would start
+# more, or end by itself with another status when its children are killed.
 kill_all() {
   local pid
   for pid in ${pids[@]+"${pids[@]}"}; do
@@ -91,6 +92,7 @@ kill_all() {
 }
 kill_tree() {
   local child
+  kill -STOP "$1" 2>/dev/null || true
   for child in $(cat "/proc/$1/task/"*/children 2>/dev/null || pgrep -P "$1" || true); do kill_tree "$child"; done
   kill -KILL "$1" 2>/dev/null || true
 }

@@ -36,6 +36,8 @@ class HeadMethods:
   ) -> Label | Labels | float | list[Label] | list[Labels] | list[float]:
     """Classifies texts, or pairs of texts (tuples, or dicts with text and text_pair), with the model's head.
 
+    Reads texts up to the model's positions, also beyond the length of training, to which `evaluate` cuts them.
+
     Returns: a Label with the probabilities of all classes; Labels with those of at least `threshold` if a text may have
     several; a number if the head was trained on scores.
     """
