@@ -82,8 +82,8 @@ signal_all() {
     if [ -n "$pid" ]; then kill "-$1" "$pid" 2>/dev/null || true; fi
   done
 }
-# Including all descendants, in any process group, so that none is left behind. A process is stopped first: it would start
-# more, or end by itself with another status when its children are killed.
+# Including all descendants, in any process group, so that none is left behind. A process is stopped first, or it would
+# start more, or end by itself with another status when its children are killed.
 kill_all() {
   local pid
   for pid in ${pids[@]+"${pids[@]}"}; do
