@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import planning
   from t5like.experiments.reading import read_experiment
   from t5like.planning.price import CO2E, PUE
-  from t5like.runs.forecasting import PlanSettings, plan, search_plan
+  from t5like.runs.forecast.forecasting import PlanSettings, plan, search_plan
 
   if args.batch_sizes and not args.search:
     raise UserError("--batch_sizes is an option of --search", try_="--search, or --gin.BATCH_SIZE=N")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import flax.linen as nn
 import numpy as np
 
@@ -37,8 +35,4 @@ def with_characters(model: nn.Module, vocabulary: Vocabulary) -> nn.Module:
 def spelled(experiment: Experiment, vocabulary: Vocabulary) -> Experiment:
   """Returns the experiment with the model of `with_characters`."""
   model = with_characters(experiment.model, vocabulary)
-  if model is experiment.model:
-    return experiment
-  changed = dataclasses.replace(experiment, model=model)
-  object.__setattr__(changed, "config_text", experiment.config_text)
-  return changed
+  return experiment if model is experiment.model else experiment.changed(model=model)

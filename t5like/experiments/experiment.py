@@ -183,8 +183,13 @@ class Experiment:
     """Returns the experiment with the model that is trained: with the extensions of its method, if it has one."""
     if self.method is None:
       return self
-    changed = dataclasses.replace(self, model=self.method.tune(self.model.clone(tuning=None)))
-    object.__setattr__(changed, "config_text", self.config_text)
+    return self.changed(model=self.method.tune(self.model.clone(tuning=None)))
+
+  def changed(self, gin: str = "", **changes: Any) -> Experiment:
+    """Returns the experiment with other fields, which `gin` sets unless its gin text implies them."""
+    changed = dataclasses.replace(self, **changes)
+    if self.config_text:
+      object.__setattr__(changed, "config_text", f"{self.config_text}\n\n{gin}\n" if gin else self.config_text)
     return changed
 
   def __post_init__(self):

@@ -51,13 +51,6 @@ def text_form(special: SpecialTokens) -> PromptForm:
   return PromptForm(before[0] if before else None, special.eos, special.eos, after[0] if after else None)
 
 
-def _row_form(pair: PairForm, eos: int) -> PromptForm:
-  """Returns the tokens around a single text in an encoder's row."""
-  if pair.cls_last:
-    return PromptForm(None, pair.sep, eos, pair.cls)
-  return PromptForm(pair.cls, pair.sep if pair.closed else None, eos)
-
-
 def prompt_form(
   model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None, languages: Languages | None = None
 ) -> PromptForm:
@@ -67,40 +60,68 @@ def prompt_form(
   style vocabulary (CodeT5), BART <s> text </s>. mBART's has a language code, that of its tokenizer files if `languages`
   has none. A decoder's prompts are as in its training.
   """
-  special, is_imported = special_tokens(model.config, vocabulary, languages or {}), not has_training_config(experiment)
-  eos = special.eos
-  if isinstance(model, WithHead):  # rows as in training: data/labeled_rows.py
-    if around := getattr(model.head, "around", None):
-      return PromptForm(*around, eos)
-    if is_imported and model.backbone.batch_layout in ("decoder", "prefix_lm") and model.head.form in _OF_ROWS:
-      _, after = _template(vocabulary)  # as in Hugging Face: its tokenizer's texts
-      special = dataclasses.replace(special, closes_rows=eos in after)
-    return _row_form(PairForm.of(special), eos)
+  special = special_tokens(model.config, vocabulary, languages or {})
+  trained = experiment if has_training_config(experiment) else None
+  if isinstance(model, WithHead):
+    return _head_form(model, vocabulary, special, trained)
   if model.batch_layout == "encoder":
-    return _row_form(PairForm(special.cls, special.sep, cls_last=special.cls_last), eos)
+    return _row_form(PairForm(special.cls, special.sep, cls_last=special.cls_last), special.eos)
   if model.batch_layout == "encoder_decoder":
-    if special.codes or special.opening is not None:
-      return text_form(special)
-    closed = is_imported or experiment.objective is None or experiment.objective.closed
-    opened = is_imported and isinstance(vocabulary, SubwordVocabulary)
-    before, after = _template(vocabulary) if opened else ((), ())
-    if len(before) <= 1 and after[:1] == (eos,) and len(after) <= 2:
-      return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
-    return PromptForm(special.cls if opened else None, eos if closed else None, eos)
-  if is_imported and getattr(model, "bidirectional", False):  # ELMo
+    return _encoder_decoder_form(vocabulary, special, trained)
+  return _decoder_form(model, vocabulary, special, trained)
+
+
+def _head_form(
+  model: WithHead, vocabulary: Vocabulary, special: SpecialTokens, trained: Experiment | None
+) -> PromptForm:
+  """Returns the tokens around a single text of a head's rows, which are as in training: data/labeled_rows.py."""
+  if around := getattr(model.head, "around", None):
+    return PromptForm(*around, special.eos)
+  if not trained and model.backbone.batch_layout in ("decoder", "prefix_lm") and model.head.form in _OF_ROWS:
+    _, after = _template(vocabulary)  # as in Hugging Face: its tokenizer's texts
+    special = dataclasses.replace(special, closes_rows=special.eos in after)
+  return _row_form(PairForm.of(special), special.eos)
+
+
+def _row_form(pair: PairForm, eos: int) -> PromptForm:
+  """Returns the tokens around a single text in an encoder's row."""
+  if pair.cls_last:
+    return PromptForm(None, pair.sep, eos, pair.cls)
+  return PromptForm(pair.cls, pair.sep if pair.closed else None, eos)
+
+
+def _encoder_decoder_form(vocabulary: Vocabulary, special: SpecialTokens, trained: Experiment | None) -> PromptForm:
+  if special.codes or special.opening is not None:
+    return text_form(special)
+  eos = special.eos
+  if trained:
+    return PromptForm(None, eos if trained.objective is None or trained.objective.closed else None, eos)
+  if not isinstance(vocabulary, SubwordVocabulary):
+    return PromptForm(None, eos, eos)
+  before, after = _template(vocabulary)
+  if len(before) <= 1 and after[:1] == (eos,) and len(after) <= 2:
+    return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
+  return PromptForm(special.cls, eos, eos)
+
+
+def _decoder_form(
+  model: nn.Module, vocabulary: Vocabulary, special: SpecialTokens, trained: Experiment | None
+) -> PromptForm:
+  eos = special.eos
+  if trained:
+    objective = trained.objective
+    if objective is None:
+      return PromptForm(special.start, eos, eos)
+    closed = objective.lengths(512).inputs > 0 and objective.closed
+    return PromptForm(None if objective.shifted else special.start, eos if closed else None, eos)
+  if getattr(model, "bidirectional", False):  # ELMo
     return PromptForm(special.bos, eos, eos)
-  if is_imported:
-    # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text, that of an exported run what
-    # its prompts had.
-    before, after = _template(vocabulary)
-    if after == (eos,) and len(before) <= 1:
-      return PromptForm(before[0] if before else None, eos, eos)
-    return PromptForm(special.start if special.opens_texts else None, None, eos)
-  objective = experiment.objective
-  if objective is None:
-    return PromptForm(special.start, eos, eos)
-  has_inputs = objective.lengths(512).inputs > 0
-  return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
+  # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text, that of an exported run what
+  # its prompts had.
+  before, after = _template(vocabulary)
+  if after == (eos,) and len(before) <= 1:
+    return PromptForm(before[0] if before else None, eos, eos)
+  return PromptForm(special.start if special.opens_texts else None, None, eos)
 
 
 def _template(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from t5like.console import say
-from t5like.runs.preparing import PreparedRun, StartingPoint
+from t5like.runs.preparing import PreparedRun
 from t5like.runs.saved_parameters import saved_spec, saved_state, with_base
+from t5like.runs.starting_point import StartingPoint
 from t5like.training.checkpoints import restore_state
 from t5like.training.state import TrainState, create_state
 

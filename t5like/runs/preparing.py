@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,7 @@ import numpy as np
 
 from t5like import data, parallel
 from t5like.console import say
-from t5like.decoding.options import decode_settings, with_defaults
-from t5like.errors import UserError, nearest
-from t5like.evaluation.answer_vocabulary import answer_vocabulary
-from t5like.evaluation.heads.evaluator import check_head_scorable
-from t5like.evaluation.scorable import check_scorable, head_scores
-from t5like.evaluation.scoring import check_functions
-from t5like.experiments import seqio_process as task_process
+from t5like.errors import UserError
 from t5like.experiments.characters import spelled
 from t5like.experiments.compatibility import (
   check_carried,
@@ -32,21 +25,28 @@ from t5like.experiments.compatibility import (
   model_fingerprint,
   stack_lengths,
 )
-from t5like.experiments.corpus_files import are_several
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import examples_note, finetuning_notes
-from t5like.experiments.heads import check_can_score, check_compared_rows
+from t5like.experiments.heads import check_compared_rows
 from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
-from t5like.experiments.token_caches import CacheBuildFailed, CachedTask, MustStream, TokenCaches, can_build
+from t5like.experiments.token_caches import CachedTask
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
-from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
 from t5like.parallel.process_zero import check_same_on_all_processes
 from t5like.runs.head_choice import resolve_head
-from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
+from t5like.runs.run_data import (
+  check_corpus_splits,
+  check_evaluation,
+  expected_members,
+  note_missing_modules,
+  open_evaluated,
+  open_members,
+  open_trained,
+  with_imported_modules,
+)
 from t5like.runs.saved_parameters import (
   read_run_base,
   saved_selection,
@@ -54,44 +54,20 @@ from t5like.runs.saved_parameters import (
   with_stored_dtypes,
   without_teacher,
 )
-from t5like.runs.starting_table import array_uses
+from t5like.runs.starting_point import StartingPoint, choose_starting_point
 from t5like.runs.teachers import Teacher, read_teacher, train_model
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
-  Restore,
   check_disk_space,
-  check_restorable,
   checkpoint_bytes,
-  find_checkpoint,
-  find_episode,
-  has_training_state,
-  newest_intact,
 )
-from t5like.training.checkpoints.given_parameters import ArrayUse, GivenParameters
+from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.microbatches import check_microbatches
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.selection import Selection
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec, with_optimizer
 from t5like.vocabularies import Vocabulary, load_vocabulary
-
-
-@dataclasses.dataclass(frozen=True)
-class StartingPoint:
-  """The source of a run's initial state."""
-
-  description: str
-  checkpoint: Path | GivenParameters | None = None  # None: random initialization
-  resumes: bool = False  # restores optimizer and step, too
-  options: Restore = Restore()
-  verified: bool = False  # its checksums were compared just now
-  episode: int = 0  # of the training plan, whose optimizer state it has
-  uses: Sequence[ArrayUse] = ()  # of its parameters and the run's
-  base: TunedBase | None = None  # of a run that saves only what it trains
-
-  @property
-  def step(self) -> int:
-    return int(self.checkpoint.name) if self.resumes else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +144,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   check_splits(experiment.model.config, mesh)
   special = special_tokens(experiment.model.config, vocabulary, task_languages(experiment))
   phases = run_phases(experiment, special)
-  for phase in phases:
-    parallel.check_batch(phase.batch_size, mesh)
-    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
-    check_compared_rows(plain.model, phase.batch_size)
-    if experiment.method:
-      experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
+  check_batches(plain, phases, mesh)
   teacher = None
   if experiment.distillation:
     teacher = read_teacher(experiment, vocabulary, [phase.lengths for phase in phases])
@@ -199,12 +170,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   evaluated = open_evaluated(experiment, vocabulary, rates, dry_run)  # first: a text may take hours to tokenize
   stream_reason = ""
   if not experiment.stream and members is None:
-    try:
-      members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
-    except MustStream as reason:
-      if experiment.mix or experiment.phases:  # not supported by streaming
-        raise
-      experiment, stream_reason = dataclasses.replace(experiment, stream=True), reason.why
+    experiment, members, stream_reason = open_trained(experiment, vocabulary, rates, dry_run)
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   if batches is not None:
     batches.plan()  # now, because it may raise UserError
@@ -232,27 +198,15 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   )  # fmt: skip
 
 
-def with_imported_modules(experiment: Experiment) -> Experiment:
-  """Returns an experiment whose tasks other processes find, too: in a notebook, an import may have registered them."""
-  if experiment.task_modules:
-    return experiment
-  tasks = {experiment.task, *experiment.mix, *experiment.eval_tasks}
-  own = {experiment.task} if experiment.corpus_files else set()
-  modules = task_process.modules_for(tasks - own)
-  if not modules:
-    return experiment
-  changed = dataclasses.replace(experiment, task_modules=modules)
-  text = experiment.config_text and f"{experiment.config_text}\n\ntrain.task_modules = {modules}\n"
-  object.__setattr__(changed, "config_text", text)
-  return changed
-
-
-def note_missing_modules(experiment: Experiment) -> None:
-  """Notes modules of tasks that are not on this machine: no error, as training reads what was tokenized elsewhere."""
-  for module in experiment.task_modules:
-    package = module.partition(".")[0]
-    if not package or importlib.util.find_spec(package) is None:
-      say(f"note: no task module {module!r} here (TASK_MODULES): its tasks are used as they were tokenized")
+def check_batches(experiment: Experiment, phases: Sequence[Phase], mesh: jax.sharding.Mesh) -> None:
+  """Raises UserError for batches that the mesh, microbatches or the method of an untuned experiment cannot have."""
+  model, method = experiment.model, experiment.method
+  for phase in phases:
+    parallel.check_batch(phase.batch_size, mesh)
+    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+    check_compared_rows(model, phase.batch_size)
+    if method:
+      method.check_rows(model, stack_lengths(model, phase.lengths), experiment.packs)
 
 
 def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
@@ -263,184 +217,9 @@ def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
   )
 
 
-def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
-  """Returns task, share and size (from seqio) of the tasks that a run would read, before they are tokenized."""
-  if experiment.corpus_files or not can_build():
-    return []
-  rates = experiment.mix or {experiment.task: 1.0}
-  temperature = experiment.mixing_temperature or 1.0
-  return task_process.shares(rates, experiment.split, experiment.task_modules, temperature)
-
-
-def without_corpus(experiment: Experiment) -> dict[str, float]:
-  """Returns the labeled tasks of a mix: its corpus is for training only."""
-  return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
-
-
-def evaluated_tasks(experiment: Experiment, rates: Mapping[str, float]) -> Mapping[str, float]:
-  """Returns the tasks that are evaluated, and their rates: EVAL_TASKS, the labeled tasks of a mix, or those trained."""
-  return dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
-
-
-def check_corpus_splits(experiment: Experiment, rates: Mapping[str, float]) -> None:
-  """Raises UserError, before anything is tokenized, if CORPUS_FILES lack a split that the run reads."""
-  files, splits = experiment.corpus_files, {"train.split": experiment.split}
-  if not files or are_several(files):
-    return
-  if experiment.eval_split and experiment.task in evaluated_tasks(experiment, rates):
-    splits["EVAL_SPLIT"] = experiment.eval_split
-  for name, split in splits.items():
-    if split not in files:
-      others = [f"--gin.{name}={other}" for other in files if other not in splits.values()]
-      none = ["--gin.EVAL_SPLIT='' (no evaluations)"] if name == "EVAL_SPLIT" else []
-      raise UserError(
-        f"CORPUS_FILES has no split {split!r}",
-        requested_by=name,
-        known=", ".join(files),
-        try_=", or ".join(others + none),
-      )
-
-
-def open_members(
-  experiment: Experiment,
-  vocabulary: Vocabulary,
-  rates: Mapping[str, float],
-  split: str,
-  dry_run: bool,
-  evaluation: bool = False,
-) -> list[CachedTask] | None:
-  """Opens or builds the token caches of tasks; returns None if one is missing in a dry run."""
-  members, power = [], 1 / (experiment.mixing_temperature or 1.0)
-  for task, rate in rates.items():
-    files = experiment.corpus_files if task == experiment.task else None  # they replace the text of TASK only
-    caches = TokenCaches(
-      experiment.cache_dir,
-      experiment.vocabulary,
-      vocabulary,
-      experiment.task_modules,
-      files,
-      lengths=experiment.lengths,
-      evaluation=evaluation,
-      pool=functools.partial(choose_pool, experiment),
-    )
-    found = (caches.open if dry_run else caches.open_or_build)(task, split)
-    if found is None:
-      return None
-    found = [dataclasses.replace(member, rate=member.rate**power) for member in found]
-    # In a mix, the rate of a registered mixture is divided among its tasks.
-    share = rate**power / sum(member.rate for member in found) if experiment.mix else 1.0
-    members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
-  return members
-
-
-def open_evaluated(
-  experiment: Experiment, vocabulary: Vocabulary, rates: Mapping[str, float], dry_run: bool
-) -> list[CachedTask] | None:
-  """Returns the tasks that the run evaluates, and their caches; None if one is missing in a dry run."""
-  if not experiment.eval_split:
-    return []
-  rates = evaluated_tasks(experiment, rates)
-  try:
-    return open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True)
-  except CacheBuildFailed as error:
-    if f"has no split {experiment.eval_split!r}" not in error.lines["because"]:
-      raise
-    raise UserError(error.what, **error.lines, try_="--gin.EVAL_SPLIT='' (no evaluations)") from None
-
-
-def choose_starting_point(
-  experiment: Experiment,
-  model_dir: Path,
-  specs: Sequence[StateSpec],
-  fingerprint: dict[str, Any],
-  move: bool = True,
-  init: GivenParameters | None = None,
-  base: TunedBase | None = None,
-) -> StartingPoint:
-  """Returns the source of the initial state; raises UserError for a checkpoint that does not match.
-
-  In this order: the run's own newest intact checkpoint, RESTORE_FROM, parameters in memory (`init`), INIT_FROM (of
-  t5like or another library), random initialization. Newer, damaged checkpoints are reported and (`move`) set aside.
-  `specs` are of what checkpoints hold. A run with a `base` starts from it, and adds to it what a checkpoint holds.
-  """
-  newest = newest_intact(model_dir, move)
-  for message in newest.messages:
-    say(message)
-  options = experiment.restore
-  if newest.checkpoint is not None:
-    start = StartingPoint("its own checkpoint of step {step}", newest.checkpoint, verified=True)
-    # A fresh optimizer would reset at every restart: that needs another directory.
-    options = dataclasses.replace(options, parameters_only=False)
-  elif experiment.restore_from:
-    refuse_foreign(experiment.restore_from)
-    checkpoint = find_checkpoint(experiment.restore_from)
-    start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
-  elif base:
-    uses = base.parameters.uses
-    return StartingPoint(f"the frozen parameters of {base.parameters}", base=base, uses=uses)
-  elif init or experiment.init_from:
-    options = dataclasses.replace(options, parameters_only=True)
-    source = init or find_parameters(experiment.init_from, experiment.model)
-    vocabulary = load_vocabulary(experiment.vocabulary)
-    source = adapt(source, experiment.model, vocabulary, specs[0], fingerprint, options)
-    start = StartingPoint("{checkpoint}", source)
-  else:
-    return StartingPoint("random initialization")
-  resumes = not options.parameters_only and has_training_state(start.checkpoint)
-  if resumes:
-    check_same_labels(start.checkpoint, experiment.model)
-  episode = find_episode(start.checkpoint, specs) if resumes else 0
-  check_restorable(start.checkpoint, specs[episode], fingerprint, options)
-  text = start.description
-  if not resumes:
-    what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
-    text = f"{what}, optimizer and step fresh"
-  description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
-  uses = array_uses(start.checkpoint, specs[episode])
-  known = dict(description=description, options=options, resumes=resumes, episode=episode, uses=uses, base=base)
-  return dataclasses.replace(start, **known)
-
-
 def check_rates(optimizer: Optimizer, steps: int) -> None:
   """Raises UserError for a learning rate that is negative or not finite."""
   for step in (0, steps // 2, steps - 1):
     rate = float(optimizer.learning_rate(jnp.asarray(step)))
     if not 0.0 <= rate < float("inf"):
       raise UserError(f"invalid learning rate at step {step + 1:,}: {rate:g}", expected="0 or more, and finite")
-
-
-def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
-  """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
-  scores: dict[str, list[str]] = {}  # by kind of evaluation; []: any
-  for member in members:
-    kind = f"eval/{member.task}/"
-    if experiment.has_head:
-      check_can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)
-      check_head_scorable(member.cache)
-      check_functions(member.cache.scoring, experiment.task_modules)
-      scores[kind] = head_scores(member.cache)
-    elif not member.cache.is_corpus:
-      scores[kind] = check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
-      answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
-      if experiment.decoding:
-        known_length = {"max_length": experiment.lengths["targets"]} if experiment.lengths.get("targets") else {}
-        decode_settings(with_defaults({}, known_length | dict(experiment.decoding)), vocabulary)  # raises UserError
-    elif experiment.eval_period:
-      raise UserError(
-        f"task {member.task!r} is a corpus: it has no targets to score by decoding",
-        try_=f"--gin.EVAL_PERIOD=0 --gin.EVAL_LOSS_PERIOD={experiment.eval_period}",
-      )
-  scores |= {f"eval_loss/{member.task}/": [] for member in members if experiment.eval_loss_period}
-  metrics = {"KEEP": experiment.keep.metric, "EARLY_STOPPING": experiment.early_stopping.metric}
-  metrics |= {type(experiment.trainable).__name__: getattr(experiment.trainable, "metric", "")}
-  for option, metric in metrics.items():
-    kind = next((kind for kind in scores if metric.startswith(kind)), "")
-    known = [f"{kind}{name}" for name in scores.get(kind, ())]
-    # A score of a class has a longer name, and may be of no example that was tried: f1, f1_person.
-    if metric and (not kind or (known and not any(f"{metric}_".startswith(f"{name}_") for name in known))):
-      raise UserError(
-        f"{option}.metric = {metric!r} is not computed in this run",
-        expected=" or ".join(known or [f"{kind}..." for kind in scores]) or "EVAL_SPLIT, the split to evaluate",
-        nearest=nearest(metric, known or [f"{kind}{metric.rpartition('/')[2]}" for kind in scores]),
-        hint="METRIC sets it in the files of gin/finetune",
-      )

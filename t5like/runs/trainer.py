@@ -27,11 +27,12 @@ from t5like.runs.evaluations import (
   loss_evaluation,
   was_evaluated,
 )
+from t5like.runs.forecast.price_tag import price_tag
 from t5like.runs.initial_state import initialize
-from t5like.runs.preparing import PreparedRun, StartingPoint, choose_starting_point
-from t5like.runs.price_tag import price_tag
+from t5like.runs.preparing import PreparedRun
 from t5like.runs.recording import card_text, extra_writers, last_metrics, record_run, report_files, scores_of
 from t5like.runs.saved_parameters import saved_spec, saved_state
+from t5like.runs.starting_point import StartingPoint, choose_starting_point
 from t5like.training.checkpoints import Checkpoints, SaveError, best_step, checkpoint_steps
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches

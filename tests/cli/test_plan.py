@@ -14,7 +14,7 @@ from t5like.objectives import Lengths
 from t5like.planning.accuracy import TPU
 from t5like.planning.published import RUNS
 from t5like.planning.topology import parse_topology
-from t5like.runs.price_tag import planned_seconds, price_tag
+from t5like.runs.forecast.price_tag import planned_seconds, price_tag
 
 PRETRAIN = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin"]
 XXL = ["plan", "--gin_file=models/t5_1_1/xxl.gin", *PRETRAIN, "--gin_file=meshes/fsdp.gin", "--gin.BATCH_SIZE=2048"]

@@ -12,7 +12,7 @@ from t5like.experiments import corpus_files
 from t5like.experiments.cache_building import CacheSettings, build_token_cache
 from t5like.experiments.reading import read_experiment
 from t5like.experiments.token_caches import TokenCaches
-from t5like.runs.preparing import check_corpus_splits, open_members
+from t5like.runs.run_data import check_corpus_splits, open_members
 from t5like.vocabularies import load_vocabulary
 
 

@@ -16,7 +16,7 @@ from t5like.finetuning.rates import LayerwiseDecay
 from t5like.inference.converting import ExportSettings, export_model
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
-from t5like.runs.planned_work import planned_work
+from t5like.runs.forecast.planned_work import planned_work
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.records.metrics import read_metrics

@@ -6,7 +6,7 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.experiments.reading import read_experiment
-from t5like.runs.forecasting import PlanSettings, plan, search_plan
+from t5like.runs.forecast.forecasting import PlanSettings, plan, search_plan
 from t5like.runs.training import dry_run
 
 FILES = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
@@ -21,7 +21,7 @@ def test_it_is_what_the_command_prints(t5like):
   assert found.fits and found.as_dict() == json.loads(t5like(*options, "--json").stdout)
   (forecast,) = found.forecasts
   assert found.price.dollars == pytest.approx(2.0 * 8 * forecast.seconds / 3600)
-  with pytest.raises(UserError, match="invalid --"):
+  with pytest.raises(UserError, match="invalid pue"):
     PlanSettings(pue=0.5)
 
 

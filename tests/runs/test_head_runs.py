@@ -16,7 +16,7 @@ from t5like.finetuning.methods import LoRA
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, SpanHead, TaggingHead, WithHead
 from t5like.parallel import MeshAxes
-from t5like.runs.planned_work import planned_work
+from t5like.runs.forecast.planned_work import planned_work
 from t5like.runs.preparing import prepare
 from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.guards.early_stopping import EarlyStopping

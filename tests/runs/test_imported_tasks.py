@@ -5,7 +5,7 @@ import importlib
 import sys
 
 import t5like
-from t5like.runs.preparing import note_missing_modules, with_imported_modules
+from t5like.runs.run_data import note_missing_modules, with_imported_modules
 
 MODULE = """
 from t5like.tasks.library.corpora import register_corpus

@@ -17,7 +17,7 @@ from t5like.planning.plan_text import days, numbers_table
 from t5like.planning.price import CO2E, PUE, Price, assumptions
 from t5like.planning.run_card import large
 from t5like.planning.topology import local_chip
-from t5like.runs.planned_work import planned_work
+from t5like.runs.forecast.planned_work import planned_work
 from t5like.runs.run_card import steps_per_phase
 from t5like.training.records import goodput
 

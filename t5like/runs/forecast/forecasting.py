@@ -23,7 +23,7 @@ from t5like.planning.search import (
   with_batch_size,
   with_slices,
 )
-from t5like.runs.planned_work import planned_phases, planned_work
+from t5like.runs.forecast.planned_work import planned_phases, planned_work
 from t5like.training.microbatches import check_microbatches
 
 _SHOWN = 8  # candidates per batch size in a search
