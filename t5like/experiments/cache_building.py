@@ -130,8 +130,8 @@ def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:
 
 def is_description_of(written: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
   """Returns whether a cache's description is that of a task as it is now."""
-  # Older caches do not record which other code the task uses.
-  now = {name: value for name, value in description.items() if name in written or name != "uses"}
+  # Older caches do not record which other code the task uses, or the values that its objects hold.
+  now = {name: value for name, value in description.items() if name in written or name not in ("uses", "values")}
   sources = [each.get("source_files") or [] for each in (written, now)]
   return written == now | {"source_files": written.get("source_files")} and same_identities(*sources)
 

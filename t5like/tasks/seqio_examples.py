@@ -22,6 +22,8 @@ def plain(value: Any) -> Any:
     return value.decode("utf-8", errors="replace")
   if isinstance(value, list):
     return [plain(v) for v in value]
+  if isinstance(value, dict):
+    return {name: plain(v) for name, v in value.items()}
   return value
 
 
@@ -51,13 +53,20 @@ def seqio_example(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _as_numpy(value: Any) -> Any:
   if isinstance(value, str):
     return value.encode(errors="replace")
-  if isinstance(value, bool | int | float):
-    return np.array(value, np.float32 if isinstance(value, float) else None)[()]
+  if isinstance(value, float):  # float32 unless it has more digits
+    return np.float32(value) if np.float32(value) == value or value != value else np.float64(value)
+  if isinstance(value, bool | int):
+    return np.array(value)[()]
+  if isinstance(value, dict):
+    return seqio_example(value)
   if not isinstance(value, list):
     return value
   parts = [_as_numpy(part) for part in value]
   if all(isinstance(part, np.number | np.bool_) for part in parts):
     return np.array(parts)
+  shapes = {part.shape if isinstance(part, np.ndarray) else None for part in parts}
+  if len(shapes) == 1 and None not in shapes:
+    return np.stack(parts)
   array = np.empty(len(parts), object)
   array[:] = parts
   return array

@@ -6,72 +6,89 @@ import builtins
 import functools
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Closure:
-  """Walks from functions to what they use. Libraries, including t5like, are not followed."""
+  """Walks from functions to what they use. Libraries, including t5like, are not followed.
 
-  def __init__(self, roots: Iterable[Any]):
+  `values` adds to the code and its plain global values all that objects, containers and partials hold, and arrays.
+  Without `code`, these values are all.
+  """
+
+  def __init__(self, roots: Iterable[Any], code: bool = True, values: bool = False):
     self.modules: set[str] = set()  # user modules that contain any of the code
+    self._code, self._values = code, values
     self._parts: dict[str, str] = {}
     self._seen: set[int] = set()
     self._kept: list[Any] = []  # keeps objects alive, so that ids stay unique
-    for root in roots:
-      self._walk(root)
+    for number, root in enumerate(roots):
+      self._walk(root, str(number))
 
   @property
   def digest(self) -> str:
     return hashlib.sha256("\n".join(f"{k}: {v}" for k, v in sorted(self._parts.items())).encode()).hexdigest()[:16]
 
-  def _walk(self, value: Any) -> None:
+  def _walk(self, value: Any, path: str) -> None:
+    """Follows a value that is found at a path such as `my_tasks.clean:TABLE.rows`."""
+    if self._values and (text := _text(value)) is not None:
+      self._parts[path] = text
+      return
     if id(value) in self._seen or isinstance(value, _PLAIN):
       return
     self._seen.add(id(value))
     self._kept.append(value)
     if isinstance(value, functools.partial):
-      for inner in (value.func, *value.args, *value.keywords.values()):
-        self._walk(inner)
-    elif isinstance(value, list | tuple | set | frozenset):
-      for inner in value:
-        self._walk(inner)
+      self._walk_all([("function", value.func), *enumerate(value.args), *value.keywords.items()], path)
+    elif isinstance(value, list | tuple):
+      self._walk_all(enumerate(value), path)
+    elif isinstance(value, set | frozenset):
+      self._walk_all(((_name(inner), inner) for inner in value), path)
     elif isinstance(value, dict):
-      for inner in value.values():
-        self._walk(inner)
+      self._walk_all(((_name(key), inner) for key, inner in value.items()), path)
     elif isinstance(value, types.MethodType):
-      self._walk(value.__func__)
-      self._walk(value.__self__)
+      self._walk_all([("function", value.__func__), ("self", value.__self__)], path)
     elif isinstance(value, types.FunctionType):
-      self._walk_function(value)
+      if self._code:
+        self._walk_function(value, path)
     elif isinstance(value, type):
-      if is_user_module(value.__module__):
+      if self._code and is_user_module(value.__module__):
         self._note(value)
-        for member in vars(value).values():
-          self._walk(getattr(member, "__func__", getattr(member, "fget", member)))
+        members = {name: getattr(m, "__func__", getattr(m, "fget", m)) for name, m in vars(value).items()}
+        self._walk_all(((name, m) for name, m in members.items() if not _is_plain(m)), _name(value))
     elif not isinstance(value, types.ModuleType) and is_user_module(type(value).__module__):
-      self._walk(type(value))
-      self._walk(getattr(value, "__dict__", {}))
+      self._walk(type(value), path)
+      self._walk_all(_fields(value), path)
 
-  def _walk_function(self, function: types.FunctionType) -> None:
+  def _walk_all(self, members: Iterable[tuple[Any, Any]], path: str) -> None:
+    for name, value in members:
+      self._walk(value, f"{path}.{name}")
+
+  def _walk_function(self, function: types.FunctionType, path: str) -> None:
     if (wrapped := getattr(function, "__wrapped__", None)) is not None:
-      self._walk(wrapped)
+      self._walk(wrapped, path)
     if not is_user_module(function.__module__):
       for cell in _cells(function):  # a library's decorator around a user function
         if callable(cell):
-          self._walk(cell)
+          self._walk(cell, path)
       return
     self._note(function)
     for name, value in _used(function):
+      where = f"{function.__module__}.{function.__qualname__}:{name}"
       if _is_plain(value):
-        self._parts[f"{function.__module__}.{function.__qualname__}:{name}"] = _stable_repr(value)
-      self._walk(value)
+        self._parts[where] = _stable_repr(value)
+      else:
+        self._walk(value, where)
 
   def _note(self, code: Any) -> None:
     self.modules.add(code.__module__)
@@ -108,6 +125,35 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
       yield name, value
   yield from zip(function.__code__.co_freevars, _cells(function), strict=False)
   yield "defaults", (function.__defaults__, function.__kwdefaults__)
+
+
+def _name(value: Any) -> str:
+  """Returns a name that is the same in every process."""
+  return _stable_repr(value) if _is_plain(value) else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _fields(instance: Any) -> Iterator[tuple[str, Any]]:
+  yield from getattr(instance, "__dict__", {}).items()
+  for kind in type(instance).__mro__:
+    names = kind.__dict__.get("__slots__", ())
+    for name in (names,) if isinstance(names, str) else names:
+      if name not in ("__dict__", "__weakref__") and hasattr(instance, name):
+        yield name, getattr(instance, name)
+
+
+def _text(value: Any) -> str | None:
+  """Returns a text that differs for different values; None for those with an identity, such as functions."""
+  if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+    return f"{value.dtype}{value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+  if isinstance(value, np.ndarray):
+    return _text(value.tolist())
+  if isinstance(value, re.Pattern):
+    return f"{value.pattern!r} {value.flags}"
+  if type(value).__module__.startswith("tensorflow.") and hasattr(value, "numpy"):  # a constant
+    return _text(np.asarray(value.numpy()))
+  if type(value).__name__ in ("DType", "TensorShape"):  # of TensorFlow
+    return repr(value)
+  return _stable_repr(value) if _is_plain(value) else None
 
 
 def _stable_repr(value: Any) -> str:

@@ -10,16 +10,28 @@ from typing import Any
 
 import seqio
 
+from t5like.tasks.caching.code_closure import Closure
+
 
 def definition(task: seqio.Task) -> dict[str, Any]:
   """Returns everything that two registrations under one name must agree on."""
+  functions = [*task.preprocessors, task.postprocessor, *task.metric_fns]
   return {
     "source": source_identity(task.source),
     "preprocessors": [code_identity(step) for step in task.preprocessors],
     "output_features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
     "postprocessor": code_identity(task.postprocessor) if task.postprocessor else None,
     "metrics": [code_identity(metric) for metric in task.metric_fns],
+    "values": Closure([*source_parts(task.source), *functions], code=False, values=True).digest,
   }
+
+
+def source_parts(source: seqio.DataSource) -> list[Any]:
+  """Returns a source and what the sources of seqio are made of: functions, and settings of their files."""
+  read = getattr(source, "_read_file_fn", None)
+  hidden = inspect.getclosurevars(read).nonlocals if isinstance(source, seqio.TFExampleDataSource) else {}
+  skipped = getattr(source, "_skip_header_lines", 0) or None
+  return [source, getattr(source, "_dataset_fn", None), read, hidden.get("feature_description"), skipped]
 
 
 def source_identity(source: seqio.DataSource) -> str:
@@ -42,7 +54,7 @@ def code_identity(step: Callable) -> str:
   """Returns a function's name and a hash of its source code and bound arguments, to detect edits."""
   settings = ""
   while isinstance(step, functools.partial):
-    settings += repr(step.args) + repr(sorted((k, _setting(v)) for k, v in step.keywords.items()))
+    settings += _setting(step.args) + repr(sorted((k, _setting(v)) for k, v in step.keywords.items()))
     step = step.func
   step = inspect.unwrap(step)
   if inspect.ismethod(step):
@@ -57,13 +69,30 @@ def code_identity(step: Callable) -> str:
 
 
 def _setting(value: Any) -> str:
-  return code_identity(value) if callable(value) else repr(value)
+  """Returns `repr`, without the addresses of objects in memory."""
+  if callable(value):
+    return code_identity(value)
+  if isinstance(value, seqio.Vocabulary):
+    return _vocabulary_identity(value)
+  if isinstance(value, seqio.Feature):
+    return feature_identity(value)
+  text = repr(value)
+  if " at 0x" not in text:
+    return text
+  if isinstance(value, dict):
+    return repr({key: _setting(each) for key, each in value.items()})
+  if isinstance(value, list | tuple):
+    return repr(list(map(_setting, value)))
+  return type(value).__qualname__
 
 
 def feature_identity(feature: seqio.Feature) -> str:
-  vocabulary = feature.vocabulary
-  described = getattr(vocabulary, "fingerprint", None) or getattr(vocabulary, "_sentencepiece_model_file", "")
   return (
-    f"{type(vocabulary).__name__}({described}, extra_ids={vocabulary.extra_ids}) add_eos={feature.add_eos} "
+    f"{_vocabulary_identity(feature.vocabulary)} add_eos={feature.add_eos} "
     f"required={feature.required} dtype={feature.dtype.name} rank={feature.rank}"
   )
+
+
+def _vocabulary_identity(vocabulary: seqio.Vocabulary) -> str:
+  described = getattr(vocabulary, "fingerprint", None) or getattr(vocabulary, "_sentencepiece_model_file", "")
+  return f"{type(vocabulary).__name__}({described}, extra_ids={vocabulary.extra_ids})"

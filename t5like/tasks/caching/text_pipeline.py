@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -16,16 +17,22 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from t5like.console import warn
 from t5like.errors import UserError
 from t5like.files.module_files import file_hash, module_file
 from t5like.files.source_files import file_identities
 from t5like.objectives.segments import TEXT_FIELDS
 from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.caching.code_closure import Closure
-from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
+from t5like.tasks.caching.identity import (
+  code_identity,
+  feature_identity,
+  source_identity,
+  source_parts,
+)
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
-from t5like.tasks.seqio_examples import plain
+from t5like.tasks.seqio_examples import is_ours, plain
 
 # Text fields; "first", "second" and so on are those of an encoder, whose label is a number.
 _TEXTS = ("inputs", "targets", *TEXT_FIELDS)
@@ -50,22 +57,32 @@ def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
 def text_features(task: seqio.Task, split: str) -> list[str]:
   """Returns the fields that are tokenized: inputs and targets, or the texts of an encoder."""
   members = _text_dataset(task, split).element_spec
-  return [
-    name for name in _TEXTS if name in members and members[name].dtype == tf.string and not members[name].shape.rank
-  ]
+  texts = {name: members[name] for name in _TEXTS if isinstance(members.get(name), tf.TensorSpec)}
+  return [name for name, spec in texts.items() if spec.dtype == tf.string and not spec.shape.rank]
 
 
 def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
   """Yields examples as plain Python values, before tokenization, in the order of the source."""
-  dataset = _text_dataset(task, split)
-  if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
-    # Batches: transferring values one by one costs more than computing them.
-    for block in dataset.batch(1024).as_numpy_iterator():
-      columns = {name: plain(values) for name, values in block.items()}
-      yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+  dataset, noted = _text_dataset(task, split), False
+  if all(getattr(spec, "shape", None) == () for spec in dataset.element_spec.values()):
+    blocks = dataset.batch(1024).as_numpy_iterator()  # transferring values one by one costs more than computing them
   else:
-    for example in dataset.as_numpy_iterator():
-      yield {name: plain(value) for name, value in example.items()}
+    blocks = ({name: [value] for name, value in example.items()} for example in dataset.as_numpy_iterator())
+  for block in blocks:
+    columns = {name: plain(values) for name, values in block.items()}
+    if not noted and (text := _replaced(block, columns)):
+      noted = True
+      warn(f"note: task {task.name!r} has text that is not UTF-8; invalid bytes are replaced, as in {text[:80]!r}")
+    yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _replaced(block: Mapping[str, Sequence[Any]], columns: Mapping[str, Sequence[Any]]) -> str | None:
+  """Returns a text whose bytes were not UTF-8; seqio keeps them."""
+  for name in columns.keys() & {*_TEXTS}:
+    for given, text in zip(block[name], columns[name], strict=True):
+      if "\ufffd" in text and isinstance(given, bytes) and given != text.encode():
+        return text
+  return None
 
 
 def texts(task: seqio.Task, split: str) -> Iterator[str]:
@@ -99,6 +116,7 @@ def _describe(task: seqio.Task, split: str, steps: Sequence[Callable]) -> dict[s
     "source_files": file_identities(_source_files(task.source, split)),
     "preprocessors": [code_identity(step) for step in steps],
     "uses": Closure([task.source, *steps]).digest,
+    "values": Closure([*source_parts(task.source), *steps], values=True).digest,
   }
 
 
@@ -156,6 +174,14 @@ def _source_files(source: seqio.DataSource, split: str) -> list[str]:
   return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource | seqio.TfdsDataSource) else []
 
 
+def _find(module: str, qualified_name: str) -> Any:
+  """Returns what a name stands for in a module; None if it has none of that name."""
+  found = sys.modules.get(module)
+  for name in qualified_name.split("."):
+    found = getattr(found, name, None)
+  return found
+
+
 def _importable(function: Callable) -> dict[str, Any]:
   """Returns a function's module-qualified name and bound keywords, to import it without the registry."""
   keywords = {}
@@ -170,8 +196,12 @@ def _importable(function: Callable) -> dict[str, Any]:
       f"the function {name} of a task cannot be imported by name",
       try_="define postprocessors and metrics at module level; functools.partial may bind keywords",
     )
+  if not is_ours(function) and _find(function.__module__, name) != function:  # a bound method, or a decorated function
+    raise UserError(f"{function.__module__}.{name} is not the function of the task")
   try:
-    json.dumps(keywords)
+    unchanged = json.loads(json.dumps(keywords)) == keywords
   except TypeError:
-    raise UserError(f"the keywords bound to {name} are not plain values", given=keywords) from None
+    unchanged = False
+  if not unchanged and not is_ours(function):  # ours take lists for tuples
+    raise UserError(f"the keywords bound to {name} are not plain values", given=keywords)
   return {"function": f"{function.__module__}:{name}", "keywords": keywords}
