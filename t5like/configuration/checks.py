@@ -1,6 +1,7 @@
 """Checks a configuration before anything is built."""
 
 import collections
+import dataclasses
 import functools
 import inspect
 import re
@@ -41,6 +42,38 @@ def _parameters(target: Any) -> Mapping[str, inspect.Parameter] | None:
 @functools.cache  # a process reads many configurations
 def _inspected(target: Any) -> Mapping[str, inspect.Parameter]:
   return inspect.signature(target).parameters
+
+
+def with_short_names(statements: Sequence[Statement]) -> list[Statement]:
+  """Returns statements whose configurables have their shortest names: `train`, not `experiment.train`."""
+  registry = gin.config._REGISTRY
+
+  def shortened(binding: Binding) -> Binding:
+    matching = [] if binding.is_macro else registry.matching_selectors(binding.selector)
+    if len(matching) != 1:
+      return binding
+    return dataclasses.replace(binding, selector=registry.minimal_selector(*matching))
+
+  return [shortened(s) if isinstance(s, Binding) else s for s in statements]
+
+
+def check_scopes(bindings: Sequence[Binding]) -> None:
+  """Checks that the scope of every setting of the user's is used, as `big` in big/adafactor is by @big/adafactor().
+
+  A macro is the scope of what it refers to.
+  """
+  references = [r for b in bindings for r in b.references() if isinstance(r, ConfigurableReference)]
+  used = {scope for reference in references for scope in reference.source.strip("@()").split("/")[:-1]}
+  used |= {scope for b in bindings if b.is_macro for scope in b.macro_name.split("/")}
+  for binding in bindings:
+    unused = [scope for scope in binding.scope.split("/") if scope and scope not in used]
+    if unused and not binding.is_macro and not binding.shipped:
+      raise UserError(
+        f"{binding.name} has no effect: nothing uses @{binding.scope}/...",
+        file=binding.where,
+        nearest=nearest(unused[0], used),
+        try_=f"{binding.selector}.{binding.parameter}, without the scope",
+      )
 
 
 def check_names(bindings: Sequence[Binding]) -> None:
@@ -157,11 +190,12 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       )
   _check_effects(settings, bindings)
 
-  missing = {name: where for name, where in uses.items() if name not in settings}
+  constants = gin.config._CONSTANTS  # of gin.constant, in a module of the user's
+  missing = {n: where for n, where in uses.items() if n not in settings and not constants.matching_selectors(n)}
   for binding in bindings:
     current = settings[binding.macro_name] if binding.is_macro else binding
-    if current is binding and binding.value == MacroReference(REQUIRED):
-      missing[binding.macro_name if binding.is_macro else f"{binding.selector}.{binding.parameter}"] = binding.where
+    if current is binding and MacroReference(REQUIRED) in binding.references():
+      missing[binding.name] = binding.where
   if missing:
     width = max(map(len, missing))
     raise UserError(
@@ -181,8 +215,9 @@ def _missing_file(uses: Mapping[str, str], settings: Mapping[str, Binding]) -> s
 
 
 def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding]) -> None:
-  """Checks that no value of the user is lost because a shipped file replaces the only settings that read it."""
+  """Checks that no value of the user is lost because an earlier line or a shipped file replaces what reads it."""
   last, readers = {b.target: b for b in bindings}, collections.defaultdict(list)
+  order = {id(b): number for number, b in enumerate(bindings)}
   for binding in bindings:
     for reference in binding.references():
       readers[reference.name].append(binding)
@@ -191,11 +226,13 @@ def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding])
       continue
     reader = readers[name][-1]
     by = last[reader.target]
-    if by.shipped:
-      replaced = by.macro_name if by.is_macro else f"{by.selector}.{by.parameter}"
+    is_lost = by.shipped or (order[id(by)] < order[id(given)] and not by.where.startswith("--gin."))
+    if is_lost:
+      replaced = by.name
       raise UserError(
         f"{name} has no effect: {by.where} replaces {replaced}, which read it",
         file=given.where,
         read=reader.where,
-        try_=f"--gin.{replaced}=... instead, or the files in another order (that of the model comes first)",
+        try_=f"--gin.{replaced}=... instead"
+        + (", or the files in another order (that of the model comes first)" if by.shipped else ""),
       )

@@ -8,11 +8,20 @@ from typing import Any
 
 import gin
 
-from t5like.configuration.checks import check_macros, check_names, check_own_names, drop_unset_macros, registered
+from t5like.configuration.checks import (
+  check_macros,
+  check_names,
+  check_own_names,
+  check_scopes,
+  drop_unset_macros,
+  registered,
+  with_short_names,
+)
 from t5like.configuration.renamed import replace_old_names
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import (
   Binding,
+  Import,
   MacroReference,
   Permissions,
   Statement,
@@ -23,6 +32,7 @@ from t5like.configuration.statements import (
 )
 from t5like.configuration.value_types import check_values
 from t5like.errors import UserError
+from t5like.files.module_files import is_inside
 
 
 def load(
@@ -35,7 +45,9 @@ def load(
   The `configurables` modules with the names that the files use must be imported before. Raises UserError for a missing
   file, an unknown name, an unused or missing macro, or a value of the wrong type.
   """
-  _activate(_read(files, overrides, search_paths))
+  statements = _read(files, overrides, search_paths)
+  imported = (s.module for s in statements if isinstance(s, Import))
+  _activate(statements, all_scopes=all(is_inside(module, ("t5like",)) for module in imported))
 
 
 def _read(files: Sequence[str], overrides: Sequence[tuple[str, str]], search_paths: Sequence[str]) -> list[Statement]:
@@ -77,10 +89,13 @@ def load_data(config: Path, modules: Sequence[str] = ()) -> None:
   _activate(statements)
 
 
-def _activate(statements: Sequence[Statement]) -> None:
-  statements = replace_old_names(statements)
+def _activate(statements: Sequence[Statement], all_scopes: bool = False) -> None:
+  """Checks statements and makes them current. `all_scopes`: they use all scopes that exist, code of others has none."""
+  statements = with_short_names(replace_old_names(statements))
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)
+  if all_scopes:
+    check_scopes(bindings)
   statements = drop_unset_macros(statements)
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_macros(bindings)

@@ -106,6 +106,11 @@ class Binding:
     return f"{self.scope}/{self.selector}" if self.scope else self.selector
 
   @property
+  def name(self) -> str:
+    """As in a gin file: NAME, or scope/selector.parameter."""
+    return self.macro_name + f".{self.parameter}" * bool(self.parameter)
+
+  @property
   def target(self) -> tuple[str, str, str]:
     """What it sets: bindings with the same target replace each other."""
     return self.scope, self.selector, self.parameter
@@ -127,6 +132,10 @@ class Import:
   """An import statement that has been executed."""
 
   source: str
+
+  @property
+  def module(self) -> str:
+    return self.source.split()[1]  # of import MODULE, or from MODULE import NAME
 
 
 Statement = Binding | Import

@@ -147,8 +147,8 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
   rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
   result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
-  seed = next((s for s in (source.get("train.random_seed"), source.get("RANDOM_SEED"),
-                           source.get("train/DatasetConfig.seed")) if isinstance(s, int)), None)  # fmt: skip
+  seeds = (source.get(name) for name in ("train.random_seed", "RANDOM_SEED", "train/DatasetConfig.seed"))
+  seed = next((seed for seed in seeds if isinstance(seed, int)), None)  # those after it are listed if they differ
   if seed is not None:
     result.set("SEED", seed)
   if (split := source.get("train/DatasetConfig.split", "train")) != "train":
@@ -156,11 +156,17 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   if not (isinstance(task, str) and "span_corruption" in task):
     result.set("PACK" if finetune else "train.pack", bool(source.get("train/DatasetConfig.pack", True)))
   for name in ("train", "train_eval", "infer_eval"):
-    source.mark(*(f"{name}/DatasetConfig.{field}" for field in ("module", "seed", "shuffle", "use_cached", "pack")))
+    source.mark(*(f"{name}/DatasetConfig.{field}" for field in ("module", "use_cached", "pack")))
     # One task and one set of lengths here; T5X's None are the lengths of the data.
     source.ignore_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
   source.ignore_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
-  source.mark("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES")
+  for name in ("train.random_seed", "RANDOM_SEED", "train/DatasetConfig.seed"):
+    source.ignore_if_any(name, seed, None)
+  source.ignore_if_any("train/DatasetConfig.shuffle", True)
+  source.ignore_if_any("SHUFFLE_TRAIN_EXAMPLES", True)
+  source.mark("USE_CACHED_TASKS")
+  for name in ("train_eval", "infer_eval"):  # evaluations are in the order of the data
+    source.mark(f"{name}/DatasetConfig.seed", f"{name}/DatasetConfig.shuffle")
 
 
 def _restores_nothing(source: T5XConfiguration) -> bool:

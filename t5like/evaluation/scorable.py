@@ -23,16 +23,20 @@ _TRIED = 8  # examples
 _SHIPPED = ("t5like.", "seqio.", "t5.")  # beginnings of modules whose metrics have the same names for all examples
 
 
+def has_metrics(cache: data.TokenCache) -> bool:
+  return bool(cache.scoring["metrics"] or cache.scoring.get("refused"))
+
+
 def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> list[str]:
   """Returns the names of a task's scores, found with its targets as answers.
 
   Raises UserError if it has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`.
   """
   description = cache.manifest["description"]
-  if not cache.scoring["metrics"] and not cache.scoring.get("refused"):
+  if not has_metrics(cache):
     raise UserError(
       f"task {description['task']!r} has no metric functions and cannot be evaluated by decoding",
-      try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
+      try_="--gin.EVAL_SPLIT='', or --gin.EVAL_TASKS=... (tasks with metrics)",
     )
   check_functions(cache.scoring, modules)
   return list(try_metrics(cache, description["task"], modules, examples).scores)

@@ -335,7 +335,7 @@ def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
     named = str(entry.get("function", "")).partition(":")[0]
     if is_inside(named, _SCORING_MODULES):
       continue
-    parts.append(Closure([find_function(entry, modules)]).digest)
+    parts.append(Closure([find_function(entry, modules)], values=True).digest)
   return f"{json.dumps(scoring, sort_keys=True)} {parts}" if parts else ""
 
 

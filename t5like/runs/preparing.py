@@ -45,6 +45,7 @@ from t5like.runs.run_data import (
   open_evaluated,
   open_members,
   open_trained,
+  scored_members,
   with_imported_modules,
 )
 from t5like.runs.saved_parameters import (
@@ -116,8 +117,7 @@ class PreparedRun:
 
   @property
   def scored(self) -> list[CachedTask]:
-    """The tasks that are evaluated by decoding: all but corpora."""
-    return [member for member in self.evaluated if not member.cache.is_corpus]
+    return scored_members(self.evaluated)
 
 
 def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters | None = None) -> PreparedRun:

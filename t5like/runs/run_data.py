@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from t5like import data
 from t5like.console import say
@@ -13,7 +13,7 @@ from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.heads.evaluator import check_head_scorable
-from t5like.evaluation.scorable import check_scorable, head_scores
+from t5like.evaluation.scorable import check_scorable, has_metrics, head_scores
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
 from t5like.experiments.corpus_files import are_several
@@ -139,10 +139,19 @@ def open_evaluated(
     raise UserError(error.what, **error.lines, try_="--gin.EVAL_SPLIT='' (no evaluations)") from None
 
 
+def scored_members(members: Sequence[CachedTask]) -> list[CachedTask]:
+  """Returns the tasks that are evaluated by decoding: no corpora, and among several none without metrics."""
+  labeled = [member for member in members if not member.cache.is_corpus]
+  return [member for member in labeled if has_metrics(member.cache)] or labeled
+
+
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
+  corpora, scored = [member for member in members if member.cache.is_corpus], scored_members(members)
+  if unscored := [member.task for member in members if not any(member is other for other in (*corpora, *scored))]:
+    say(f"note: not evaluated, as they have no metrics: {', '.join(unscored)}")
   scores: dict[str, list[str]] = {}  # by kind of evaluation; []: any
-  for member in members:
+  for member in (*scored, *corpora):
     kind = f"eval/{member.task}/"
     if experiment.has_head:
       check_can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)

@@ -54,7 +54,8 @@ def _as_numpy(value: Any) -> Any:
   if isinstance(value, str):
     return value.encode(errors="replace")
   if isinstance(value, float):  # float32 unless it has more digits
-    return np.float32(value) if np.float32(value) == value or value != value else np.float64(value)
+    single = np.float32(value)
+    return single if float(single) == value or value != value else np.float64(value)
   if isinstance(value, bool | int):
     return np.array(value)[()]
   if isinstance(value, dict):

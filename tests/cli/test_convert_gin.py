@@ -150,6 +150,8 @@ def test_optimizers_of_optax(t5like, tmp_path, token_caches, lines, description,
     (["TRAIN_STEPS = 5000", "utils.create_learning_rate_scheduler.factors = 'constant * cosine_decay'",
       "utils.create_learning_rate_scheduler.steps_per_cycle = 1000",
       "utils.create_learning_rate_scheduler.warmup_steps = 10"], ["LEARNING_RATE = %gin.REQUIRED"]),
+    (["RANDOM_SEED = 42", "train/utils.DatasetConfig.seed = 3", "train/utils.DatasetConfig.shuffle = False"],
+     ["SEED = 42", "train/utils.DatasetConfig.seed = 3", "train/utils.DatasetConfig.shuffle = False"]),
   ],
 )  # fmt: skip
 def test_unsupported_settings_are_listed_or_required(t5like, tmp_path, lines, words):

@@ -1,5 +1,6 @@
 """Gin files, overrides, and error messages for mistakes in them."""
 
+import gin
 import pytest
 
 from t5like import configuration
@@ -119,6 +120,46 @@ def test_a_value_that_a_later_file_replaces_is_reported():
   assert "replaces BATCH_SIZE, which read it" in message and "--gin.BATCH_SIZE=... instead" in message
   load(given, *required, files=files[::-1])
   load(("BATCH_SIZE", "4"), given, *required, files=files[::-1])  # replaced by the user
+
+
+def test_a_value_that_an_earlier_line_of_the_user_replaces_is_reported(tmp_path):
+  mine = tmp_path / "mine.gin"
+  mine.write_text(f"include '{RUN}'\ntrain.steps = 77\n")
+  message = message_of(("TRAIN_STEPS", "5"), files=(MODEL, OBJECTIVE, str(mine)))
+  assert f"TRAIN_STEPS has no effect: {mine}:2 replaces train.steps, which read it" in message
+  assert "--gin.train.steps=... instead" in message
+  mine.write_text(f"include '{RUN}'\nTRAIN_STEPS = 5\ntrain.steps = 77\n")
+  load(files=(MODEL, OBJECTIVE, str(mine)))
+  assert configuration.build("train").steps == 77
+
+
+def test_a_scope_that_nothing_uses_is_reported():
+  message = message_of(("train_eval/adafactor.decay_rate", "0.5"))
+  assert "train_eval/adafactor.decay_rate has no effect: nothing uses @train_eval/..." in message
+  assert "adafactor.decay_rate, without the scope" in message
+  assert "nearest  big" in message_of(("OPTIMIZER", "@big/adafactor()"), ("bgi/adafactor.decay_rate", "0.5"))
+  for scope, optimizer in (("big", "@big/adafactor()"), ("OPTIMIZER", "@adafactor()")):  # a macro is a scope, too
+    load(("OPTIMIZER", optimizer), (f"{scope}/adafactor.decay_rate", "0.5"))
+    assert "decay_rate=0.5" in configuration.build("train").optimizer.description
+
+
+def test_configurables_may_have_their_full_names():
+  assert "'train' has no parameter 'sed'" in message_of(("experiment.train.sed", "9"))
+  assert "invalid train.seed: 'x'" in message_of(("experiment.train.seed", "'x'"))
+  load(("experiment.train.seed", "9"))
+  assert configuration.build("train").seed == 9
+
+
+def test_required_values_within_others_and_in_scopes():
+  assert "missing required values: LENGTHS" in message_of(("LENGTHS", "{'inputs': %gin.REQUIRED, 'targets': 4}"))
+  optimizer = [("OPTIMIZER", "@big/adafactor()"), ("big/adafactor.decay_rate", "%gin.REQUIRED")]
+  assert "--gin.big/adafactor.decay_rate=..." in message_of(*optimizer)
+
+
+def test_constants_of_modules():
+  gin.constant("test_loading.FOUR", 4)
+  load(("BATCH_SIZE", "%test_loading.FOUR"))
+  assert configuration.build("train").batch_size == 4
 
 
 def test_a_value_that_one_of_two_settings_reads_has_an_effect(tmp_path):

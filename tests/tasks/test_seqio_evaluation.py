@@ -102,6 +102,8 @@ COLUMNS = {
   "number": [3, 4],
   "score": [0.25, 1.5],
   "weights": [[0.5, 2.0], [1.5, 1.0]],
+  "table": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]],
+  "precise": np.array([0.1, 0.2]),
   "right": [True, False],
 }
 
@@ -134,7 +136,7 @@ def test_a_postprocessor_of_a_user_gets_the_examples_of_seqio(t5like, tmp_path):
       np.testing.assert_array_equal(example[name], value, err_msg=name)
       assert type(example[name]) is type(value) or np.issubdtype(value.dtype, np.integer), name
       if isinstance(value, np.ndarray) and value.size:
-        assert example[name].dtype.kind == value.dtype.kind, name
+        assert example[name].dtype.kind == value.dtype.kind and example[name].shape == value.shape, name
 
 
 def test_the_t5_librarys_rank_classification_reads_the_ids():

@@ -27,11 +27,9 @@ def definition(task: seqio.Task) -> dict[str, Any]:
 
 
 def source_parts(source: seqio.DataSource) -> list[Any]:
-  """Returns a source and what the sources of seqio are made of: functions, and settings of their files."""
-  read = getattr(source, "_read_file_fn", None)
-  hidden = inspect.getclosurevars(read).nonlocals if isinstance(source, seqio.TFExampleDataSource) else {}
-  skipped = getattr(source, "_skip_header_lines", 0) or None
-  return [source, getattr(source, "_dataset_fn", None), read, hidden.get("feature_description"), skipped]
+  """Returns a source, and the functions and settings with which a source of seqio reads files."""
+  names = ("_dataset_fn", "_reader", "_skip_header_lines", "feature_description")
+  return [source, *(getattr(source, name, None) for name in names)]
 
 
 def source_identity(source: seqio.DataSource) -> str:

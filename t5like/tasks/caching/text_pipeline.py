@@ -80,7 +80,7 @@ def _replaced(block: Mapping[str, Sequence[Any]], columns: Mapping[str, Sequence
   """Returns a text whose bytes were not UTF-8; seqio keeps them."""
   for name in columns.keys() & {*_TEXTS}:
     for given, text in zip(block[name], columns[name], strict=True):
-      if "\ufffd" in text and isinstance(given, bytes) and given != text.encode():
+      if isinstance(given, bytes) and "\ufffd" in text and given != text.encode():
         return text
   return None
 
