@@ -175,6 +175,22 @@ def test_the_mix_of_layers_is_their_mean_at_the_start_and_any_layer_by_its_weigh
   assert states.shape == (3, 4, 8, 8) and len(np.unique(np.asarray(states[:, 0, 0, 0]))) == 3
 
 
+def test_the_weight_of_the_auxiliary_loss():
+  """Uniform logits: log 3 for the classes, log 32 for the next tokens."""
+  model = attach_head(BACKBONES["gpt"], ClassificationHead(("a", "b", "c"), lm_loss_weight=0.5))
+  batch = batch_for(model.head)
+  outputs = {"label_logits": jnp.zeros((4, 3)), "logits": jnp.zeros((4, 8, 32))}
+  assert float(loss_of(model)(outputs, batch)) == pytest.approx(np.log(3) + 0.5 * np.log(32))
+
+
+def test_smoothed_labels_by_hand():
+  """Probabilities of 1/2 and 3/4, for targets of 0.9 and 0.1."""
+  outputs = {"label_logits": jnp.log(jnp.array([[1.0, 3.0]]))}
+  sums = MultiLabelHead(("a", "b")).sums(outputs, {"labels": jnp.array([[1, 0]])}, jnp.ones(1), label_smoothing=0.2)
+  losses = -np.log(0.5), -0.1 * np.log(0.75) - 0.9 * np.log(0.25)
+  assert float(sums["loss"]) == pytest.approx(np.mean(losses)) and float(sums["accuracy"]) == 0
+
+
 @pytest.mark.slow
 def test_gpts_auxiliary_loss():
   head = ClassificationHead(("a", "b", "c"), lm_loss_weight=0.5)
@@ -208,10 +224,12 @@ def test_losses_of_microbatches_add_up_and_filler_rows_do_not_count():
   np.testing.assert_allclose(loss(apply(variables, filled), filled), total, rtol=1e-5)
 
 
-def test_withheld_labels_do_not_count_in_an_evaluation():
-  head = ClassificationHead(("a", "b", "c"))
+@pytest.mark.parametrize("kind", [ClassificationHead, MultiLabelHead])
+def test_withheld_labels_do_not_count_in_an_evaluation(kind):
+  head = kind(("a", "b", "c"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
-  batch["labels"] = np.array([0, -1, -1, 1], np.int32)
+  batch["labels"] = np.where([[False], [True], [True], [False]], -1, batch["labels"].reshape(4, -1)).astype(np.int32)
+  batch["labels"] = batch["labels"].reshape(4, *[3] * (kind is MultiLabelHead))
   outputs = jax.jit(model.apply)({"params": random_parameters(model, batch)}, batch)
   sums = jax.jit(model.evaluation_sums)(outputs, batch)
   assert sums["target_tokens"] == 2 and np.isfinite(sums["loss"])
