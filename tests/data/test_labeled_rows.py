@@ -194,11 +194,14 @@ def test_a_window_that_is_too_short_is_refused(cached):
 def test_every_window_of_every_question_is_a_row(cached):
   _, cache = cached("squad_v2_spans", "bert_uncased")
   vocabulary = load_vocabulary("bert_uncased")
-  source = rows_of(cache, "bert_uncased", 96)
-  windows = [make_windows(vocabulary, row["question"], row["context"], length=96) for row in ROWS["squad_v2_spans"]]
-  expected = np.concatenate([each.tokens for each in windows])
-  assert source.rows_per_epoch == len(expected) > len(windows)
-  np.testing.assert_array_equal(source.read(np.arange(len(expected)))["encoder_input_tokens"], expected)
+  first = cache.example(0)
+  for length in (96, 3 + len(first["first"]) + len(first["second"])):  # the second is just enough for one window
+    source = rows_of(cache, "bert_uncased", length)
+    rows = ROWS["squad_v2_spans"]
+    windows = [make_windows(vocabulary, row["question"], row["context"], length=length) for row in rows]
+    expected = np.concatenate([each.tokens for each in windows])
+    assert source.rows_per_epoch == len(expected) > len(windows)
+    np.testing.assert_array_equal(source.read(np.arange(len(expected)))["encoder_input_tokens"], expected)
 
 
 def test_texts_to_embed_are_rows_of_their_own(cached):
