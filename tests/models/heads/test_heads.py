@@ -20,6 +20,7 @@ from t5like.models.heads import (
   WithHead,
   attach_head,
 )
+from t5like.models.heads.states import Features
 from t5like.training.losses import LossSettings
 
 SMALL = dict(vocab_size=32, embed_dim=8, mlp_dim=16, num_heads=2)
@@ -181,6 +182,31 @@ def test_the_weight_of_the_auxiliary_loss():
   batch = batch_for(model.head)
   outputs = {"label_logits": jnp.zeros((4, 3)), "logits": jnp.zeros((4, 8, 32))}
   assert float(loss_of(model)(outputs, batch)) == pytest.approx(np.log(3) + 0.5 * np.log(32))
+
+
+@pytest.mark.parametrize(
+  ("hidden", "rate", "pooled_rate", "drops"),
+  [(None, 0.0, 0.9, False), (None, 0.9, 0.0, True), ("tanh", 0.0, 0.9, True), ("tanh", 0.9, 0.0, True),
+   ("tanh", 0.0, None, False)],
+)  # fmt: skip
+def test_dropout_before_the_dense_layer_of_a_head_may_have_its_own_rate(hidden, rate, pooled_rate, drops):
+  head = ClassificationHead(("a", "b"), "cls", hidden, dropout_rate=rate, pooled_dropout_rate=pooled_rate)
+  features = Features(BACKBONES["bert"].config, jnp.ones((9, 2, 8)), jnp.ones((9, 2), bool))
+  run = jax.jit(lambda key: head.init_with_output({"params": key, "dropout": key}, features, False)[0]["label_logits"])
+  plain = jax.jit(lambda key: head.init_with_output(key, features)[0]["label_logits"])
+  assert np.allclose(run(jax.random.key(0)), plain(jax.random.key(0))) != drops
+
+
+def test_losses_of_scores_and_spans_by_hand():
+  weights = jnp.array([1.0, 1.0, 0.0])  # the last row is filler
+  scores = {"label_logits": jnp.array([[1.0], [2.5], [9.0]])}
+  sums = RegressionHead().sums(scores, {"labels": jnp.array([3.0, 2.0, 0.0])}, weights)
+  assert (float(sums["loss"]), float(sums["target_tokens"])) == (2**2 + 0.5**2, 2)
+  # Starts have probabilities of 1/2, 1/4 and 1/4, ends of 1/4, 1/4 and 1/2.
+  spans = {"span_logits": jnp.log(jnp.tile(jnp.array([[[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]]]), (3, 1, 1)))}
+  sums = SpanHead().sums(spans, {"labels": jnp.array([[0, 2], [0, 1], [0, 2]])}, weights)
+  assert float(sums["loss"]) == pytest.approx(np.log(2) + (np.log(2) + np.log(4)) / 2)
+  assert (float(sums["accuracy"]), float(sums["target_tokens"])) == (1, 2)
 
 
 def test_smoothed_labels_by_hand():
