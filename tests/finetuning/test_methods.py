@@ -27,7 +27,7 @@ from t5like.finetuning.methods import (
   Together,
 )
 from t5like.finetuning.methods.adapters import Bottleneck, Extension
-from t5like.finetuning.methods.lora import LowRank
+from t5like.finetuning.methods.lora import LowRank, LowRankTable
 from t5like.finetuning.methods.scaling import Scaled
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.shapes import boxed_shapes
@@ -244,6 +244,21 @@ def test_merged_weights_by_hand():
   # The columns (3, 4), (0, 8) and (1, 0) have norms of 5, 8 and 1.
   dora, magnitude = dataclasses.replace(lora, magnitude=True), {"magnitude": np.array([10.0, 4, 3])}
   assert merged_arrays(dora, layer | update | magnitude) == [[[6, 0, 3], [8, 4, 0]], [1, 2, 3]]
+
+
+def test_the_update_of_an_embedding_by_hand():
+  table = LowRankTable(1, scale=3.0, inputs=2, outputs=2, axes=(None, None))
+
+  class Embedder(nn.Module):
+    @nn.compact
+    def __call__(self):
+      return table.factors(self)
+
+  update = {"lora_a": jnp.array([[0.0], [2.0]]), "lora_b": jnp.array([[1.0, -1.0]])}
+  a, scaled_b = Embedder().apply({"params": update})
+  assert a.tolist() == [[0], [2]] and scaled_b.tolist() == [[3, -3]]
+  merged = table.merged({"embedding": jnp.ones((2, 2)), **update})
+  assert merged.keys() == {"embedding"} and merged["embedding"].tolist() == [[1, 1], [7, -5]]
 
 
 def merged_arrays(extension, weights):
