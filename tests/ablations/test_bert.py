@@ -207,6 +207,15 @@ def test_a_lower_perplexity_is_better(tmp_path):
   assert f"{bert.BASE}/width_1024 minus {large} +0.31" in text
 
 
+def test_perplexities_of_other_objectives_do_not_count_in_the_spread(tmp_path):
+  """A left-to-right model is a row of another table, without perplexities."""
+  data = sweep(tmp_path, "bert6", better=True)
+  paper = next(row.paper for row in TABLES["bert5"].rows if row.recipe == bert.LEFT_TO_RIGHT)
+  others = [dataclasses.replace(result(bert.LEFT_TO_RIGHT, seed, paper), validation_loss=1.0 + seed) for seed in (0, 1)]
+  both = dataclasses.replace(data, sweep={**data.sweep, "tables": ["bert5", "bert6"]}, results=[*data.results, *others])
+  assert compare(both).spreads[PERPLEXITY] == compare(data).spreads[PERPLEXITY] is not None
+
+
 def test_the_page_has_the_columns_of_the_paper(tmp_path):
   write_report(sweep(tmp_path, "bert6", better=True), tmp_path)
   page, text = ((tmp_path / name).read_text() for name in ("report.html", "report.md"))

@@ -71,11 +71,21 @@ def test_the_ranking_of_rows_against_the_papers():
   assert found.spearman_p == found.kendall_p == pytest.approx(5 / 120)
 
 
+def test_the_overall_ranking_leaves_out_the_scores_of_other_papers():
+  """SQuAD in BART's Table 1 is F1 of another model."""
+  scores = {**GLUE, ED + "bart_token_masking": (40.0, 41.0), ED + "bart_token_deletion": (42.0, 44.0)}
+  comparison = compare(by_hand(scores, tables=(7, "bart1"), group="squad"))
+  assert [table.correlations["squad"] is not None for table in comparison.tables] == [True, False]  # two rows
+  assert comparison.correlations["squad"] == comparison.tables[0].correlations["squad"]
+
+
 def test_conclusions_are_counted():
   spans, ten, iid = check_conclusions(compare(by_hand()))
   # 55 - 52 is more than two spreads.
   assert (spans.ours.holds, spans.ours.of, spans.verdict) == (0, 1, "not reproduced")
   assert (ten.ours.holds, ten.ours.of, ten.ours.holds_clearly, ten.verdict) == (3, 3, 3, "reproduced")
+  # Length 5 was run with one seed, 10 with two.
+  assert ten.evidence[2].difference == 7 and ten.evidence[2].error == pytest.approx(SPREAD * math.sqrt(1 + 1 / 2))
   assert (iid.ours.holds, iid.ours.holds_clearly, iid.verdict) == (1, 0, "undecided")  # 52 - 51 may be chance
   # The paper's own: length 3 is no tie in CNN/DM; 10 is not below 3 in SQuAD (both 81.84) nor below 5 in CNN/DM.
   assert [(c.paper.holds, c.paper.of) for c in (spans, ten, iid)] == [(3, 4), (10, 12), (4, 4)]

@@ -47,6 +47,10 @@ def test_ties_are_what_the_paper_prints_in_bold(table, group, bold):
   assert ties_with_best(scores, STANDARD_DEVIATION[group]) == bold
 
 
+def test_rounding_errors_decide_no_tie():
+  assert ties_with_best({"a": 0.8, "b": 0.6, "c": 0.59}, 0.1) == {"a", "b"}  # 0.8 - 0.2 > 0.6 in floats
+
+
 def test_rank_correlation_of_five_rows_by_hand():
   found = rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
   assert found.n == 5 and found.exact

@@ -287,6 +287,12 @@ def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):
   assert same(run[10], short.rows(np.arange(40, 48))) and same(run[15], long.rows(np.arange(8)))
 
 
+def test_phases_that_share_a_source_continue_where_the_one_before_stopped(corpus):
+  source = data.CorpusRows(corpus, CATALOGUE["causal_lm"], CATALOGUE["causal_lm"].lengths(16), SPECIAL, 0, "decoder")
+  batches = data.Batches([data.PhaseRows(source, 2, 3), data.PhaseRows(source, 5, 2), data.PhaseRows(source, 8)])
+  assert [batches.phase(step)[1] for step in range(7)] == [0, 2, 4, 6, 11, 16, 24]
+
+
 def test_corpus_rows_are_full(corpus):
   batch = corpus_rows(corpus).rows(np.arange(8))
   assert batch["encoder_input_tokens"].shape == (8, 64) and batch["decoder_target_tokens"].shape == (8, 15)

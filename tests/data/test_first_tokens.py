@@ -67,6 +67,13 @@ def test_a_limit_of_all_tokens_changes_nothing(corpus):
     np.testing.assert_array_equal(array, limited.rows(numbers)[name])
 
 
+def test_rows_end_at_the_limit(corpus):
+  limited = data.FirstTokens(corpus, 20)
+  assert limited.stream_rows([14], 6).tolist() == [list(range(24, 30))]
+  with pytest.raises(IndexError, match="rows of 6 tokens from 15 of 20"):
+    limited.stream_rows([3, 15], 6)
+
+
 def test_more_tokens_than_the_corpus_has_and_labeled_examples_are_refused(corpus, labeled):
   with pytest.raises(UserError, match="the corpus has 200 tokens"):
     data.FirstTokens(corpus, 201)

@@ -15,6 +15,7 @@ from t5like.errors import UserError
 from t5like.experiments.cache_building import CacheSettings, build_token_cache
 from t5like.experiments.phases import length_buckets
 from t5like.objectives import SpecialTokens
+from t5like.objectives.spans import make_windows
 from t5like.tasks.encoders import classification, squad_spans, tagging  # noqa: F401
 from t5like.tasks.encoders.batches import EncoderFeatureConverter
 from t5like.tasks.seqio_vocabularies import as_seqio, with_vocabulary
@@ -190,6 +191,19 @@ def test_a_window_that_is_too_short_is_refused(cached):
     rows_of(cache, "bert_uncased", 12).rows_per_epoch  # noqa: B018
 
 
+def test_every_window_of_every_question_is_a_row(cached):
+  _, cache = cached("squad_v2_spans", "bert_uncased")
+  vocabulary = load_vocabulary("bert_uncased")
+  first = cache.example(0)
+  for length in (96, 3 + len(first["first"]) + len(first["second"])):  # the second is just enough for one window
+    source = rows_of(cache, "bert_uncased", length)
+    rows = ROWS["squad_v2_spans"]
+    windows = [make_windows(vocabulary, row["question"], row["context"], length=length) for row in rows]
+    expected = np.concatenate([each.tokens for each in windows])
+    assert source.rows_per_epoch == len(expected) > len(windows)
+    np.testing.assert_array_equal(source.read(np.arange(len(expected)))["encoder_input_tokens"], expected)
+
+
 def test_texts_to_embed_are_rows_of_their_own(cached):
   """[CLS] text [SEP] for each text, in the order of the row, with the label of the pair."""
   _, cache = cached("glue_stsb_classification", "bert_uncased")
@@ -207,9 +221,12 @@ def test_texts_to_embed_are_rows_of_their_own(cached):
   blank = blank_labels(form, 8, 2)
   assert {name: (x.shape, x.dtype) for name, x in blank.items()} == {n: (x.shape, x.dtype) for n, x in batch.items()}
   # Special tokens of a folder: none after a text, so that its last state is that of a word.
-  bare = labeled_rows(cache, dataclasses.replace(form, around=(None, None)), 4, special, seed=0).read(np.array([1]))
-  assert bare["encoder_input_tokens"][0, 0].tolist() == example["first"][:4].tolist()
-  assert bare["encoder_segment_ids"][0, 0].tolist() == [1] * min(len(example["first"]), 4)
+  bare = labeled_rows(cache, dataclasses.replace(form, around=(None, None)), 4, special, seed=0).read(np.array([1, 0]))
+  for row, number in enumerate((1, 0)):  # longer than a row, and shorter
+    pieces = cache.example(number)["first"][:4].tolist()
+    padding = [0] * (4 - len(pieces))
+    assert bare["encoder_input_tokens"][row, 0].tolist() == pieces + padding
+    assert bare["encoder_segment_ids"][row, 0].tolist() == [1] * len(pieces) + padding
 
 
 def test_one_text_twice_for_two_dropout_masks(cached):

@@ -86,6 +86,11 @@ def test_a_row_ends_when_no_other_output_could_still_become_better():
   # A negative penalty favors short outputs: the current length is the best for a live hypothesis.
   options["length_penalty"] = -1.0
   assert outputs(search(table, **options)) == [[A]]
+  # Finished: END with log(0.35) and A, END with 2 log(0.12) = -4.24. A, C is live with 2 log(0.48) = -1.47 now and 6
+  # times log(0.48) = -4.40 at the limit; it ends with 3 log(0.48) = -2.20.
+  table = lattice({START: {A: 0.6, END: 0.35, B: 0.05}, A: {C: 0.8, END: 0.2}, C: {END: 1.0}})
+  options |= dict(beams=2, n_best=2, early_stopping="never")
+  assert outputs(search(table, **options)) == [[], [A, C]]
 
 
 def test_a_row_that_has_ended_does_not_change_while_others_continue():
@@ -117,9 +122,9 @@ def test_scores_are_log_probabilities_with_rules_that_set_or_read_them(rule):
 
 def test_only_the_likeliest_of_all_candidates_finish():
   """Two beams: A, END (0.27) is only the third likeliest continuation after B, C and B, D, and does not finish."""
-  table = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.5, D: 0.5}, C: {END: 1.0}, D: {C: 1.0}})
+  table = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.5, D: 0.5}, C: {END: 0.9}, D: {C: 1.0}})
   out = search(table, max_length=6, method="beam", beams=2, n_best=2, length_penalty=0.0)
-  assert outputs(out) == [[B, C], [B, D, C]]
+  assert outputs(out) == [[B, C], [B, D, C]]  # 0.2475 each
 
 
 def test_more_beams_than_there_are_hypotheses():
@@ -206,6 +211,20 @@ def test_limits_are_per_row_and_without_an_end_apply_to_all():
   assert out.tokens[:, 0].tolist() == [[A, A, 0, 0], [A, A, A, 0], [0, 0, 0, 0]]
   assert out.lengths.tolist() == [[2], [3], [0]]
   assert search(lattice({}), eos_id=None, max_length=3).tokens.tolist() == [[[END] * 3]]
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_a_forced_end_is_the_last_token_of_each_row(method):
+  loop = lattice({START: {A: 1.0}, A: {A: 0.9, END: 0.1}})
+  out = search(loop, first=(START, A), limits=(2, 3), max_length=4, forced_end=True, method=method)
+  assert out.tokens[:, 0].tolist() == [[A, END, 0, 0], [A, A, END, 0]]
+
+
+@pytest.mark.parametrize("rule", [{"no_repeat_ngram": 2}, {"forbidden": ((A, B),)}])
+def test_sequences_that_begin_in_the_prompt_are_forbidden(rule):
+  """B, the likeliest token, would be the second A, B after the prompt A, B, A."""
+  table = lattice(dict.fromkeys(range(VOCAB), {B: 0.6, C: 0.4}))
+  assert outputs(search(table, prompts=[[A, B, A, -1]], max_length=3, **rule)) == [[C, B, B]]
 
 
 def test_a_minimum_length_delays_the_end():

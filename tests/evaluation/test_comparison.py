@@ -184,6 +184,10 @@ def test_incomparable_files_are_clear_errors(tmp_path):
     check_same_examples(answers([1] * 3, [1] * 3), answers([1] * 2, [1] * 2))
   with pytest.raises(UserError, match="row 2 differs in inputs or target"):
     check_same_examples(answers([1, 1], [1, 1]), answers([1, 1], [1, 0]))
+  other = answers([1, 1], [1, 1])
+  other.rows[0]["inputs"] = "another question"
+  with pytest.raises(UserError, match="row 1 differs in inputs or target"):
+    check_same_examples(answers([1, 1], [1, 1]), other)
 
 
 def test_rows_that_differ():

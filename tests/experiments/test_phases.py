@@ -37,17 +37,30 @@ def test_rows_of_text_are_packed_only_next_to_examples(experiment, mix, pack, pa
   assert ("encoder_segment_ids" in blank_batch(changed, phase)) == packed
 
 
-def test_pools_of_a_corpus_that_is_read_in_place_are_measured_in_bytes(experiment, tmp_path):
+@pytest.fixture
+def cache(tmp_path):
   data.write_cache(
     tmp_path / "cache", [{"targets": "5 " * 300}] * 20, ["targets"],
     lambda texts, threads=1: [[int(n) for n in text.split()] for text in texts],
     {"name": "n", "size": 1100, "fingerprint": "f"}, {"task": "t", "split": "s", "source_files": []},
     {"postprocessor": None, "metrics": []},
   )  # fmt: skip
-  cache = data.open_cache(tmp_path / "cache", "", pool=3 * UNIT)
-  special = SpecialTokens(1100, 0, 1, tuple(range(1099, 999, -1)))
-  phase = Phase(Lengths(61, 64, 32), 2)
-  parts = types.SimpleNamespace(held=(0,), total=1)
-  (rows,) = make_batches(experiment, [CachedTask("t", cache)], [phase], special, parts).phases
+  return data.open_cache(tmp_path / "cache", "", pool=3 * UNIT)
+
+
+def rows_of(experiment, cache, lengths):
+  special, parts = SpecialTokens(1100, 0, 1, tuple(range(1099, 999, -1))), types.SimpleNamespace(held=(0,), total=1)
+  phases = [Phase(each, 2, 10) for each in lengths]
+  return make_batches(experiment, [CachedTask("t", cache)], phases, special, parts).phases
+
+
+def test_phases_of_equal_lengths_share_rows_and_others_have_a_seed_of_their_own(experiment, cache):
+  short, long = Lengths(61, 64, 32), Lengths(125, 128, 64)
+  first, second, third = (phase.source for phase in rows_of(experiment, cache, [short, long, short]))
+  assert first is third and first.seed == experiment.seed != second.seed
+
+
+def test_pools_of_a_corpus_that_is_read_in_place_are_measured_in_bytes(experiment, cache):
+  (rows,) = rows_of(experiment, cache, [Lengths(61, 64, 32)])
   assert np.dtype(cache.manifest["dtype"]).itemsize == 2
   assert (rows.source.order.block, rows.source.order.blocks) == (UNIT // 122, 3)

@@ -26,7 +26,9 @@ from t5like.finetuning.methods import (
   T5Adapter,
   Together,
 )
-from t5like.finetuning.methods.lora import LowRank
+from t5like.finetuning.methods.adapters import Bottleneck, Extension
+from t5like.finetuning.methods.lora import LowRank, LowRankTable
+from t5like.finetuning.methods.scaling import Scaled
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.shapes import boxed_shapes
 from t5like.models.stepping import prepare
@@ -227,6 +229,86 @@ def test_dora_by_hand():
   x = jnp.array([[1.0, 0.0]])
   value, gradient = jax.value_and_grad(output)(jnp.zeros((2, 1)))
   assert float(value) == pytest.approx(10 * 3 / 5 + 7) and gradient.tolist() == [[pytest.approx(10 / 5)], [0]]
+
+
+def test_merged_weights_by_hand():
+  """A kernel [2, 3] and its bias."""
+  layer = {"kernel": np.array([[3.0, 0, 1], [0, 8, 2]]), "bias": np.array([1.0, 2, 3])}
+  kernel, bias = merged_arrays(Scaled(False, 3, None), layer | {"ia3": np.array([1.0, 10, 100])})
+  assert kernel == [[3, 0, 100], [0, 80, 200]] and bias == [1, 20, 300]
+  kernel, bias = merged_arrays(Scaled(True, 2, None), layer | {"ia3": np.array([1.0, 10])})
+  assert kernel == [[3, 0, 1], [0, 80, 20]] and bias == [1, 2, 3]
+  update = {"lora_a": np.array([[0.0], [2]]), "lora_b": np.array([[1.0, 0, -0.5]])}
+  lora = LowRank(1, scale=2.0, dropout=0.0, magnitude=False, inputs=2, outputs=3, axes=(None, None))
+  assert merged_arrays(lora, layer | update) == [[[3, 0, 1], [4, 8, 0]], [1, 2, 3]]
+  # The columns (3, 4), (0, 8) and (1, 0) have norms of 5, 8 and 1.
+  dora, magnitude = dataclasses.replace(lora, magnitude=True), {"magnitude": np.array([10.0, 4, 3])}
+  assert merged_arrays(dora, layer | update | magnitude) == [[[6, 0, 3], [8, 4, 0]], [1, 2, 3]]
+
+
+def test_the_update_of_an_embedding_by_hand():
+  table = LowRankTable(1, scale=3.0, inputs=2, outputs=2, axes=(None, None))
+
+  class Embedder(nn.Module):
+    @nn.compact
+    def __call__(self):
+      return table.factors(self)
+
+  update = {"lora_a": jnp.array([[0.0], [2.0]]), "lora_b": jnp.array([[1.0, -1.0]])}
+  a, scaled_b = Embedder().apply({"params": update})
+  assert a.tolist() == [[0], [2]] and scaled_b.tolist() == [[3, -3]]
+  merged = table.merged({"embedding": jnp.ones((2, 2)), **update})
+  assert merged.keys() == {"embedding"} and merged["embedding"].tolist() == [[1, 1], [7, -5]]
+
+
+def merged_arrays(extension, weights):
+  merged = extension.merged({name: jnp.asarray(x, jnp.float32) for name, x in weights.items()})
+  assert merged.keys() == {"kernel", "bias"}
+  return [merged[name].tolist() for name in ("kernel", "bias")]
+
+
+@pytest.mark.parametrize(("settings", "scale"), [({}, 6 / 4), ({"rslora": True}, 6 / 2), ({"alphas": {".*": 8.0}}, 2)])
+def test_the_scale_of_lora(settings, scale):
+  sites = LoRA(rank=4, alpha=6.0, **settings).sites(FAMILIES["t5"])
+  assert {extension.scale for (extension,) in sites.values()} == {scale}
+
+
+def test_lora_starts_with_torchs_uniform_values():
+  class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      size = dict(rank=64, inputs=100, outputs=5, axes=(None, None))
+      return LowRank(scale=1.0, dropout=0.0, magnitude=False, **size)(self, lambda x: x[:, :5], x)
+
+  params = nn.unbox(Layer().init(jax.random.key(0), jnp.ones((1, 100))))["params"]
+  # Within 1 / sqrt(100).
+  assert 0.099 < np.abs(params["lora_a"]).max() <= 0.1 and not params["lora_b"].any()
+
+
+@pytest.mark.parametrize("kind", ["houlsby", "pfeiffer", "parallel", "sublayer"])
+def test_where_adapters_read_and_add(kind):
+  """f(v) = 4 relu(v down + 1) up, of the sublayer's input h, its result y, and the residual stream x."""
+  rng = np.random.default_rng(0)
+  down, up, x, y, h = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 3), (3, 8), *[(2, 1, 8)] * 3))
+  f = lambda v: 4 * np.maximum(v @ down + 1, 0) @ up  # noqa: E731
+  own_norm = lambda v: v / np.sqrt(np.mean(v**2, axis=-1, keepdims=True) + 1e-6)  # noqa: E731
+  expected = {
+    "houlsby": x + y + f(y), "parallel": x + y + f(h), "pfeiffer": x + y + f(7 * (x + y)),
+    "sublayer": x + y + f(own_norm(x + y)),
+  }[kind]  # fmt: skip
+  params = {"down": {"kernel": down, "bias": np.ones(3, np.float32)}, "up": {"kernel": up, "bias": np.zeros(8)}}
+  params |= {"norm": {"scale": np.ones(8, np.float32)}} if kind == "sublayer" else {}
+  adapter = Bottleneck(FAMILIES["t5"].config, Extension(kind, 3, "relu", 4.0, True, 0.0, True))
+  found = adapter.apply({"params": params}, *map(jnp.asarray, (x, y, h)), norm=lambda v: 7 * v)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_size_of_adapters_is_rounded():
+  """A third of a width of 8 are 3 hidden units."""
+  (extension,) = {extension for (extension,) in PfeifferAdapter(reduction=3).sites(FAMILIES["t5"]).values()}
+  assert (extension.size, extension.scale) == (3, 1.0)
+  (extension,) = {extension for (extension,) in ParallelAdapter().sites(FAMILIES["t5"]).values()}
+  assert (extension.size, extension.scale) == (4, 4.0)
 
 
 @pytest.mark.parametrize(

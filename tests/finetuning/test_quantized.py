@@ -11,7 +11,7 @@ from random_parameters import random_parameters
 
 from t5like.errors import UserError
 from t5like.finetuning import read_variables
-from t5like.finetuning.methods import QLoRA
+from t5like.finetuning.methods import NormsOnly, QLoRA, Together
 from t5like.finetuning.methods.quantized import LEVELS, dequantize, quantize
 from t5like.models import GPT, TransformerConfig
 from t5like.models.tuning import merge
@@ -51,6 +51,13 @@ def tuned():
   converted = method.converted(base)
   assert {path for path in params if "lora" not in path} == set(converted)
   return method, model, traverse_util.unflatten_dict(params | converted, sep="/")
+
+
+def test_the_base_is_quantized_next_to_another_method():
+  base = {"decoder/layers/mlp/wo/kernel": np.ones((2, 16, 8), np.float32)}
+  method = QLoRA(rank=2)
+  found = Together(methods=[method, NormsOnly()]).converted(base)
+  assert found.keys() == method.converted(base).keys() != base.keys()
 
 
 def test_a_quantized_model_equals_its_merged_form_and_trains(tuned):

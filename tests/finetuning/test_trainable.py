@@ -60,16 +60,19 @@ def modules(shapes, trainable, episode=0, steps=100):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_layers_are_addressed_by_number_in_both_layouts(scan):
+  shapes = t5(scan)
   top = {"decoder/final_norm", "encoder/final_norm", "decoder/layers_2", "encoder/layers_2"}
-  assert modules(t5(scan), FrozenBelow(2)) == top
-  assert modules(t5(scan), FrozenBelow(-1)) == top
-  assert modules(t5(scan), FrozenBelow(3)) == {"decoder/final_norm", "encoder/final_norm"}
-  assert modules(t5(scan), FrozenBelow(2, embeddings=True)) == top | {"token_embedder"}
+  assert modules(shapes, FrozenBelow(2)) == top
+  assert modules(shapes, FrozenBelow(-1)) == top
+  shallow = modules(t5(scan, decoder=2), FrozenBelow(-1))
+  assert shallow == {"decoder/final_norm", "encoder/final_norm", "decoder/layers_1", "encoder/layers_2"}
+  assert modules(shapes, FrozenBelow(3)) == {"decoder/final_norm", "encoder/final_norm"}
+  assert modules(shapes, FrozenBelow(2, embeddings=True)) == top | {"token_embedder"}
   # T5's position biases, which all layers share, belong to the first.
-  assert "encoder/relpos_bias" in modules(t5(scan), FrozenBelow(0)) - modules(t5(scan), FrozenBelow(1))
-  assert modules(t5(scan), FrozenBelow(0)) == modules(t5(scan), Everything())
-  assert modules(t5(scan), Matching([".*/layers_1/mlp/.*"])) == {"encoder/layers_1", "decoder/layers_1"}
-  rest = modules(t5(scan), Frozen(["token_embedder/.*", "encoder/.*"]))
+  assert "encoder/relpos_bias" in modules(shapes, FrozenBelow(0)) - modules(shapes, FrozenBelow(1))
+  assert modules(shapes, FrozenBelow(0)) == modules(shapes, FrozenBelow(-3)) == modules(shapes, Everything())
+  assert modules(shapes, Matching([".*/layers_1/mlp/.*"])) == {"encoder/layers_1", "decoder/layers_1"}
+  rest = modules(shapes, Frozen(["token_embedder/.*", "encoder/.*"]))
   assert rest == {"decoder/final_norm", "decoder/relpos_bias", *(f"decoder/layers_{i}" for i in range(3))}
 
 
@@ -78,6 +81,13 @@ def test_the_head_only(scan):
   assert modules(bert(scan), HeadOnly()) == {"head"}
   size = sum(v.size for v in read_variables(bert(scan)).all if v.place == "head")
   assert size == 8 * 2 + 2  # a kernel and a bias: the pooler belongs to the backbone
+
+
+def test_layers_unfreeze_from_the_top():
+  shapes, ulmfit = bert(), GradualUnfreezing(embeddings_throughout=False, head_first=True, period=10)
+  each = [modules(shapes, ulmfit, n) for n in range(6)]
+  assert each[0] == {"head"} and each[1] - each[0] == {"backbone/encoder/layers_3", "backbone/pooler"}
+  assert each[4] - each[3] == {"backbone/encoder/layers_0"} and each[5] - each[4] == {"backbone/token_embedder"}
 
 
 @pytest.mark.slow
@@ -92,9 +102,6 @@ def test_gradual_unfreezing_is_that_of_t5_or_of_ulmfit():
   }
   assert "token_embedder" in found and "encoder/relpos_bias" not in found
   ulmfit = GradualUnfreezing(embeddings_throughout=False, head_first=True, period=10)
-  each = [modules(bert(), ulmfit, n) for n in range(6)]
-  assert each[0] == {"head"} and each[1] - each[0] == {"backbone/encoder/layers_3", "backbone/pooler"}
-  assert each[4] - each[3] == {"backbone/encoder/layers_0"} and each[5] - each[4] == {"backbone/token_embedder"}
   plan = plan_training(ulmfit, None, optimizers.adamw(1e-3), bert(), 35)
   assert [episode.first_step for episode in plan.episodes] == [0, 10, 20, 30, 40, 50]
   assert plan.steps_by_episode() == [10, 10, 10, 5, 0, 0] and plan.largest is plan.episodes[3]
@@ -154,6 +161,8 @@ def test_layer_rates_are_those_of_the_papers(scan):
   assert ulmfit["backbone/encoder/layers_3/mlp/wi/kernel"] == pytest.approx(1 / 2.6)
   assert ulmfit["backbone/encoder/layers_2/mlp/wi/kernel"] == pytest.approx(1 / 2.6**2)
   assert ulmfit["backbone/token_embedder/embedding"] == pytest.approx(1 / 2.6**5)
+  assert ulmfit["backbone/pooler/kernel"] == pytest.approx(1 / 2.6)
+  assert {rate for path, rate in ulmfit.items() if path.startswith("head/")} == {1.0}
 
 
 def rates(shapes, given):

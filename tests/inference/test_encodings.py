@@ -69,6 +69,9 @@ def test_nearest_rows_by_cosine():
   assert rows.tolist() == [[1, 3, 2], [1, 3, 4]]  # ties: the first row; the zero vector has similarity 0 to all
   np.testing.assert_allclose(similarities, [[1, 1, 0.5**0.5], [0, 0, 0]], atol=1e-6)
   assert nearest_rows(among[:1], among, 9)[1].shape == (1, 5)
+  assert nearest_rows(among[:1], np.ones((4, 2), np.float32), 2)[1].tolist() == [[0, 1]]
+  opposite = np.array([[np.nan, np.nan], [-1.0, 0.0]], np.float32)
+  assert nearest_rows(np.array([[1.0, 0.0]], np.float32), opposite, 2)[1].tolist() == [[1, 0]]
 
 
 def test_nearest_rows_in_blocks_of_a_file(tmp_path):

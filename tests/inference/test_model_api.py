@@ -18,11 +18,14 @@ from t5like.decoding import Decoded
 from t5like.errors import UserError
 from t5like.inference import Choice, Generator, Output, load
 from t5like.inference.converting import ImportSettings, import_checkpoint
+from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.memory import MemoryCheckedFunction
 from t5like.inference.tuned_conversions import TunedSettings, from_peft, merge_model
 from t5like.interop import huggingface
 from t5like.models import T5 as T5Model
 from t5like.models import TransformerConfig
+from t5like.models.heads import SpanHead, WithHead
+from t5like.training.records.metrics import MetricWriter
 from t5like.vocabularies import vocabulary_path
 
 T5, GPT2, BERT = golden("t5_1_1"), golden("gpt2"), golden("bert")
@@ -498,3 +501,16 @@ def test_hub_models_are_downloaded_or_fail_with_a_clear_error(folders, monkeypat
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(UserError, match="huggingface_hub, which is not installed"):
     load("hf://google/t5")
+
+
+def test_the_threshold_for_no_answer_is_that_of_the_checkpoints_evaluation(tmp_path):
+  writer = MetricWriter(tmp_path, 0)
+  for step, threshold in ((10, 1.5), (20, 2.5)):
+    writer.write(step, "eval/squad", {"best_f1_thresh": threshold})
+  writer.close()
+  backbone = T5Model(TransformerConfig(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2))
+  model = WithHead(backbone, SpanHead())
+  found = [with_threshold(model, tmp_path, step).head.no_answer_threshold for step in (10, 20, 30, None)]
+  assert found == [1.5, 2.5, None, None]
+  own = WithHead(backbone, SpanHead(no_answer_threshold=0.0))
+  assert with_threshold(own, tmp_path, 10).head.no_answer_threshold == 0.0

@@ -33,15 +33,19 @@ def by_hand(model, params, text: list[int], answer: list[int]) -> float:
   return sum(logits[i, token] for i, token in enumerate(answer))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_likelihoods_equal_those_of_full_forward_passes(name):
-  model = MODELS[name]
+def parameters(model):
   token = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
   rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda x: rng.normal(0.0, 0.4, x.shape).astype(x.dtype), nn.meta.unbox(shapes))
+  return jax.tree.map(lambda x: rng.normal(0.0, 0.4, x.shape).astype(x.dtype), nn.meta.unbox(shapes))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", MODELS)
+def test_likelihoods_equal_those_of_full_forward_passes(name):
+  model = MODELS[name]
+  params = parameters(model)
   scorer = CandidateScorer(model, parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:2]), batch_size=4)
   scores = scorer(params, INPUTS, CANDIDATES)
   assert [len(row) for row in scores] == [2, 1, 3]
@@ -50,3 +54,11 @@ def test_likelihoods_equal_those_of_full_forward_passes(name):
     expected = by_hand(model, params, INPUTS[row], answer)
     np.testing.assert_allclose(score.log_likelihood, expected, rtol=1e-4)
     np.testing.assert_allclose(score.per_token, expected / len(answer), rtol=1e-4)
+
+
+def test_an_answer_may_end_at_the_last_position_of_the_model():
+  model = GPT(TransformerConfig(**SIZE, positions="learned", max_positions=8))
+  params, text, answer = parameters(model), [5, 6, 7, 8, 9], [10, 11, 1]
+  scorer = CandidateScorer(model, parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1]), batch_size=1)
+  ((score,),) = scorer(params, [text], [[answer]])
+  np.testing.assert_allclose(score.log_likelihood, by_hand(model, params, text, answer), rtol=1e-4)

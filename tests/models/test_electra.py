@@ -189,6 +189,8 @@ def test_scores_of_detection_by_hand():
   # Reported: 0.9, 0.8, 0.6, 0.7. Of 12 pairs, 0.3 loses to 0.6 and 0.7.
   expected = {"accuracy": 4 / 7, "precision": 2 / 4, "recall": 2 / 3, "auc": 10 / 12}
   assert scores == pytest.approx({f"discriminator_{name}": value for name, value in expected.items()})
+  # Two bins: an original token ties with a replaced one, which is half right, twice.
+  assert list(detection_scores(np.array([[2, 0], [1, 1]])).values()) == [3 / 4, 1, 1 / 2, 3 / 4]
   nothing = np.zeros((2, 200))
   nothing[0, 3] = 5
   assert np.isnan(detection_scores(nothing)["discriminator_auc"])

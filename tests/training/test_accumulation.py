@@ -125,6 +125,12 @@ def test_gradients_are_added_in_float32():
     lambda i, x: ({"w": x[0].astype(jnp.bfloat16)}, jnp.float32(1)), np.ones(512, np.float32), 512, params
   )
   assert total["w"].dtype == jnp.bfloat16 and float(total["w"]) == 512 == float(count)
+  ones = jnp.ones(512, jnp.bfloat16)
+  cached, _ = sum_cached_gradients(
+    lambda params, index, x: params["w"] * x, lambda outputs: (jnp.sum(outputs.astype(jnp.float32)), {}), ones, 512,
+    params,
+  )  # fmt: skip
+  assert cached["w"].dtype == jnp.bfloat16 and float(cached["w"]) == 512
 
 
 def test_outputs_that_are_computed_again_have_the_same_dropout():

@@ -13,15 +13,25 @@ from random_parameters import random_parameters
 from t5like import parallel
 from t5like.data.layouts import encoder_decoder
 from t5like.errors import UserError
+from t5like.models.auxiliary import Auxiliary
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
 from t5like.training import optimizers
 from t5like.training import step as training_step
+from t5like.training.losses import add_auxiliary
 from t5like.training.optimizers import schedules
+from t5like.training.optimizers.selection import Selection
 from t5like.training.state import create_state, state_spec
-from t5like.training.step import LossSettings, compile_eval_step, compile_train_step, loss_and_metrics, random_key
+from t5like.training.step import (
+  LossSettings,
+  compile_eval_step,
+  compile_train_step,
+  layer_norms,
+  loss_and_metrics,
+  random_key,
+)
 
 CONFIG = TransformerConfig(
   vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.1
@@ -59,6 +69,8 @@ def test_loss_is_the_mean_over_real_target_tokens():
   loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0))
   assert loss == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2, rel=1e-6)
   assert float(metrics["target_tokens"]) == 2 and float(metrics["accuracy"]) == 2
+  loss, _ = loss_and_metrics({"logits": logits}, batch | {"decoder_loss_weights": jnp.zeros((1, 3))}, LossSettings())
+  assert loss == 0
 
 
 @pytest.mark.parametrize(
@@ -99,6 +111,15 @@ def test_next_sentence_prediction_adds_its_own_mean():
   loss, metrics = loss_and_metrics(outputs, batch | {"encoder_input_tokens": tokens}, LossSettings(z_loss=0.0))
   assert loss == pytest.approx(-np.log(0.5) - np.log(0.8), rel=1e-6)
   assert float(metrics["sentence_accuracy"]) == 1
+
+
+@pytest.mark.parametrize(
+  "weights, divide_by, mean", [((1, 0, 1), {}, 4), ((1, 0, 1), {"balance": 16.0}, 0.5), ((0, 0, 0), {}, 0)]
+)
+def test_a_loss_that_the_model_adds_has_its_own_divisor(weights, divide_by, mean):
+  term = Auxiliary(jnp.array([[2.0, 4.0, 6.0]]), jnp.array([weights], jnp.float32), 0.25)
+  loss, metrics = add_auxiliary(jnp.float32(1.0), {}, {"balance": term}, divide_by)
+  assert float(metrics["balance"]) == mean and float(loss) == 1 + 0.25 * mean
 
 
 def test_steps_reduce_the_loss_and_count_and_the_old_state_is_donated():
@@ -178,6 +199,12 @@ def test_norms_of_every_layer(guarded):
   assert norms["parameter/token_embedder/embedding"].shape == () and len(norms) == 3 * len(jax.tree.leaves(params))
   total = sum(np.sum(np.square(v)) for k, v in norms.items() if k.startswith("gradient/"))
   assert total**0.5 == pytest.approx(float(metrics["gradient_norm"]), rel=1e-5)
+
+
+def test_layers_that_do_not_train_have_norm_0():
+  kernels = {"layers": {"kernel": jnp.array([[3.0, 4.0], [5.0, 12.0]])}, "scale": jnp.array([2.0])}
+  norms = layer_norms("update", kernels, Selection({"layers/kernel": (1, 2), "scale": None}))
+  assert norms["update/layers/kernel"].tolist() == [0, 5, 13] and float(norms["update/scale"]) == 2
 
 
 @pytest.mark.slow

@@ -193,3 +193,11 @@ def test_means_without_tokens_and_with_infinite_perplexity():
   assert means({"loss": 2.0 * math.log(8), "accuracy": 1.0, "target_tokens": 2.0}) == pytest.approx(
     {"loss": math.log(8), "perplexity": 8.0, "accuracy": 0.5, "target_tokens": 2.0}
   )
+
+
+def test_sentences_and_losses_that_a_model_adds_have_counts_of_their_own():
+  totals = {"loss": 6.0, "target_tokens": 3.0, "sentence_loss": 2.0, "sentence_accuracy": 3.0, "sentences": 4.0}
+  found = means(totals | {"balance": 4.0, "balance_count": 8.0, "routing": 0.0, "routing_count": 0.0})
+  assert found == {
+    "loss": 2, "target_tokens": 3, "sentence_loss": 0.5, "sentence_accuracy": 0.75, "balance": 0.5, "routing": 0,
+  }  # fmt: skip

@@ -20,6 +20,7 @@ from t5like.models.heads import (
   WithHead,
   attach_head,
 )
+from t5like.models.heads.states import Features
 from t5like.training.losses import LossSettings
 
 SMALL = dict(vocab_size=32, embed_dim=8, mlp_dim=16, num_heads=2)
@@ -175,6 +176,47 @@ def test_the_mix_of_layers_is_their_mean_at_the_start_and_any_layer_by_its_weigh
   assert states.shape == (3, 4, 8, 8) and len(np.unique(np.asarray(states[:, 0, 0, 0]))) == 3
 
 
+def test_the_weight_of_the_auxiliary_loss():
+  """Uniform logits: log 3 for the classes, log 32 for the next tokens."""
+  model = attach_head(BACKBONES["gpt"], ClassificationHead(("a", "b", "c"), lm_loss_weight=0.5))
+  batch = batch_for(model.head)
+  outputs = {"label_logits": jnp.zeros((4, 3)), "logits": jnp.zeros((4, 8, 32))}
+  assert float(loss_of(model)(outputs, batch)) == pytest.approx(np.log(3) + 0.5 * np.log(32))
+
+
+@pytest.mark.parametrize(
+  ("hidden", "rate", "pooled_rate", "drops"),
+  [(None, 0.0, 0.9, False), (None, 0.9, 0.0, True), ("tanh", 0.0, 0.9, True), ("tanh", 0.9, 0.0, True),
+   ("tanh", 0.0, None, False)],
+)  # fmt: skip
+def test_dropout_before_the_dense_layer_of_a_head_may_have_its_own_rate(hidden, rate, pooled_rate, drops):
+  head = ClassificationHead(("a", "b"), "cls", hidden, dropout_rate=rate, pooled_dropout_rate=pooled_rate)
+  features = Features(BACKBONES["bert"].config, jnp.ones((9, 2, 8)), jnp.ones((9, 2), bool))
+  run = jax.jit(lambda key: head.init_with_output({"params": key, "dropout": key}, features, False)[0]["label_logits"])
+  plain = jax.jit(lambda key: head.init_with_output(key, features)[0]["label_logits"])
+  assert np.allclose(run(jax.random.key(0)), plain(jax.random.key(0))) != drops
+
+
+def test_losses_of_scores_and_spans_by_hand():
+  weights = jnp.array([1.0, 1.0, 0.0])  # the last row is filler
+  scores = {"label_logits": jnp.array([[1.0], [2.5], [9.0]])}
+  sums = RegressionHead().sums(scores, {"labels": jnp.array([3.0, 2.0, 0.0])}, weights)
+  assert (float(sums["loss"]), float(sums["target_tokens"])) == (2**2 + 0.5**2, 2)
+  # Starts have probabilities of 1/2, 1/4 and 1/4, ends of 1/4, 1/4 and 1/2.
+  spans = {"span_logits": jnp.log(jnp.tile(jnp.array([[[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]]]), (3, 1, 1)))}
+  sums = SpanHead().sums(spans, {"labels": jnp.array([[0, 2], [0, 1], [0, 2]])}, weights)
+  assert float(sums["loss"]) == pytest.approx(np.log(2) + (np.log(2) + np.log(4)) / 2)
+  assert (float(sums["accuracy"]), float(sums["target_tokens"])) == (1, 2)
+
+
+def test_smoothed_labels_by_hand():
+  """Probabilities of 1/2 and 3/4, for targets of 0.9 and 0.1."""
+  outputs = {"label_logits": jnp.log(jnp.array([[1.0, 3.0]]))}
+  sums = MultiLabelHead(("a", "b")).sums(outputs, {"labels": jnp.array([[1, 0]])}, jnp.ones(1), label_smoothing=0.2)
+  losses = -np.log(0.5), -0.1 * np.log(0.75) - 0.9 * np.log(0.25)
+  assert float(sums["loss"]) == pytest.approx(np.mean(losses)) and float(sums["accuracy"]) == 0
+
+
 @pytest.mark.slow
 def test_gpts_auxiliary_loss():
   head = ClassificationHead(("a", "b", "c"), lm_loss_weight=0.5)
@@ -208,10 +250,12 @@ def test_losses_of_microbatches_add_up_and_filler_rows_do_not_count():
   np.testing.assert_allclose(loss(apply(variables, filled), filled), total, rtol=1e-5)
 
 
-def test_withheld_labels_do_not_count_in_an_evaluation():
-  head = ClassificationHead(("a", "b", "c"))
+@pytest.mark.parametrize("kind", [ClassificationHead, MultiLabelHead])
+def test_withheld_labels_do_not_count_in_an_evaluation(kind):
+  head = kind(("a", "b", "c"))
   model, batch = attach_head(BACKBONES["bert"], head), batch_for(head)
-  batch["labels"] = np.array([0, -1, -1, 1], np.int32)
+  batch["labels"] = np.where([[False], [True], [True], [False]], -1, batch["labels"].reshape(4, -1)).astype(np.int32)
+  batch["labels"] = batch["labels"].reshape(4, *[3] * (kind is MultiLabelHead))
   outputs = jax.jit(model.apply)({"params": random_parameters(model, batch)}, batch)
   sums = jax.jit(model.evaluation_sums)(outputs, batch)
   assert sums["target_tokens"] == 2 and np.isfinite(sums["loss"])

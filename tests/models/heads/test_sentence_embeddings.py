@@ -15,7 +15,7 @@ from test_heads import BACKBONES, initialized
 from t5like import parallel
 from t5like.errors import UserError
 from t5like.models.heads import SENTENCE_POOLINGS, EmbeddingHead, attach_head
-from t5like.models.heads.sentence_losses import ranking_sums, text_hashes
+from t5like.models.heads.sentence_losses import cosent_sums, ranking_sums, text_hashes, triplet_sums
 from t5like.models.heads.states import Features, pool
 from t5like.training.losses import LossSettings
 from t5like.training.state import TrainState
@@ -112,7 +112,28 @@ def test_dense_layer_and_normalization_on_every_backbone(name):
   assert np.max(np.abs(trained["embeddings"] - pairs)) > 1e-3  # the layer that only training uses
 
 
-@pytest.mark.slow
+def test_several_negatives_and_filler_rows_by_hand():
+  """Positives at a distance of 1; negatives at 3 and 1/2, then 2 and 3. The last row does not count."""
+  points = [[[0, 0], [1, 0], [3, 0], [0, 0.5]], [[0, 0], [0, 1], [2, 0], [0, 3]], [[0, 0]] * 4]
+  weights = jnp.array([1.0, 1.0, 0.0])
+  triplets = triplet_sums(jnp.array(points, jnp.float32), weights, 1.0)
+  assert {name: float(x) for name, x in triplets.items()} == pytest.approx(
+    {"loss": (0 + 1.5) / 2, "accuracy": 1, "target_tokens": 2}, abs=1e-5
+  )
+  # Cosines of 1 and 0 in the wrong order, once for each of two rows; the third would be last.
+  pairs = jnp.array([[[1, 0], [1, 0]], [[1, 0], [0, 1]], [[1, 0], [-1, 0]]], jnp.float32)
+  found = cosent_sums(pairs, jnp.array([0.0, 1.0, 2.0]), weights, 2.0)
+  assert float(found["loss"]) == pytest.approx(2 * np.log(1 + np.exp(2)))
+
+
+def test_scores_are_scaled_to_cosines():
+  """4 and 2 of 1 to 5 are 3/4 and 1/4, for cosines of 1 and 0."""
+  head = EmbeddingHead("cosine", texts=2, score_range=(1.0, 5.0))
+  pairs = {"embeddings": jnp.array([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], jnp.float32)}
+  sums = head.sums(pairs, {"labels": jnp.array([4.0, 2.0])}, jnp.ones(2))
+  assert float(sums["loss"]) == pytest.approx(2 / 16)
+
+
 def test_equal_texts_are_not_negatives():
   """Row 1 repeats the anchor of row 0, row 2 its positive, row 3 has row 0's anchor as a negative; row 4 is filler."""
   rng = np.random.default_rng(0)
@@ -120,7 +141,8 @@ def test_equal_texts_are_not_negatives():
   tokens[1, 0], tokens[2, 1], tokens[3, 2], tokens[4] = tokens[0, 0], tokens[0, 1], tokens[0, 0], 0
   vectors = rng.normal(size=(5, 3, 4)).astype(np.float32)
   weights = np.array([1, 1, 1, 1, 0], np.float32)
-  found = ranking_sums(jnp.asarray(vectors), text_hashes(batch_of(tokens)), jnp.asarray(weights), 20.0)
+  sums = jax.jit(lambda vectors, batch: ranking_sums(vectors, text_hashes(batch), jnp.asarray(weights), 20.0))
+  found = sums(vectors, batch_of(tokens))
 
   unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
   texts, total = [[row.tobytes() for row in texts] for texts in tokens], 0.0

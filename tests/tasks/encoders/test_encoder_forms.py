@@ -143,6 +143,13 @@ def test_record_entities_fill_the_gap():
   assert choice(found[:2], scores[::-1], encoder_scores.choice_squad)["em"] == 0
 
 
+def test_several_labels_by_hand():
+  assert encoder_scores.label_marks([0.1, -0.1, 0.0]) == [1, 0, 0]  # above a probability of one half
+  scores = encoder_scores.multi_label_f1([[1, 0, 0], [1, 1, 0]], [[1, 1, 0], [0, 1, 0]])
+  # Each of the first two labels is right once in three marks; the third never occurs.
+  assert scores == pytest.approx({"f1_micro": 100 * 4 / 6, "f1_macro": 100 * (2 / 3 + 2 / 3) / 3, "exact_match": 0})
+
+
 @pytest.mark.slow
 def test_the_batch_contract_and_truncation():
   row = {"sentence1": "one two three four five six", "sentence2": "seven eight", "label": 1, "idx": 0}

@@ -50,6 +50,9 @@ def test_squad2_answers_up_to_the_threshold():
   scores = metrics.squad2([["Rome"], []], predictions, threshold=0.5)  # the first is answered, the second is not
   assert scores["exact"] == 100 and scores["best_exact"] == 100 and scores["best_exact_thresh"] == 0.5
   assert metrics.squad2([["Rome"], []], predictions)["exact"] == 50
+  # An unanswerable question without an answer is right above its threshold, too.
+  predictions = [{"text": "", "no_answer_probability": 0.5}, {"text": "Rome", "no_answer_probability": 0.6}]
+  assert metrics.squad2([[], ["Rome"]], predictions)["best_exact"] == 100
   # Differences of logits may be negative: nothing is answered below all of them.
   margins = [{"text": "Rome", "no_answer_probability": value} for value in (-1.0, -3.0)]
   scores = metrics.squad2([[], []], margins)

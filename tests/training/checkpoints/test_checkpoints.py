@@ -127,7 +127,7 @@ def test_a_checkpoint_removed_by_someone_else_is_not_an_error(tmp_path):
 
 def test_the_best_may_be_the_lowest_and_ties_go_to_the_earlier():
   retention = CheckpointRetention(last=1, best=2, metric="loss", higher_is_better=False)
-  metrics = {1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}, 4: {}, 5: {"loss": float("inf")}}
+  metrics = {1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}, 4: {}, 5: {"loss": float("-inf")}}
   assert retention.best_steps(metrics) == [2, 1]
   assert retention.steps_to_keep(metrics) == {1, 2, 5}
 

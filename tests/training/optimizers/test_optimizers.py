@@ -268,6 +268,13 @@ def test_muon_updates_are_nearly_orthogonal(shape):
   assert cosine > 0.99
 
 
+def test_muon_updates_many_layers_like_one():
+  kernels = random_tree({"kernel": (7, 2, 3)}, 0)["kernel"]  # more layers than rows and columns
+  stack, one = {"decoder": {"layers": {"kernel": kernels}}}, {"decoder": {"layers_0": {"kernel": kernels[0]}}}
+  stack, one = (run(make("muon", clip_norm=None), tree, [tree])[0]["decoder"] for tree in (stack, one))
+  np.testing.assert_allclose(stack["layers"]["kernel"][0], one["layers_0"]["kernel"], rtol=1e-4)
+
+
 def muon_tree(seed):
   flat = random_tree({"wi": (6, 20), "wo": (20, 6), "norm": (6,)}, seed)
   layer = {"wi": {"kernel": flat["wi"]}, "wo": {"kernel": flat["wo"]}, "norm": {"scale": flat["norm"]}}

@@ -8,6 +8,7 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.training import optimizers
+from t5like.training.optimizers.assembly import methods_of
 from t5like.training.optimizers.rules import path_rules
 from t5like.training.optimizers.selection import Selection
 
@@ -51,6 +52,27 @@ def test_multipliers_scale_the_complete_update_and_zero_freezes():
   np.testing.assert_array_equal(broken["token_embedder"]["embedding"], np.ones((5, 2)))
 
 
+def test_a_frozen_layer_of_a_stack_stays_even_if_its_gradient_is_not_finite():
+  optimizer = optimizers.adamw(0.1, learning_rate_multipliers=[(".*/layers_0/.*", 0), (".*", 1.0)], clip_norm=None)
+  params = {"encoder": {"layers": {"kernel": jnp.ones((2, 3))}}}
+  gradients = {"encoder": {"layers": {"kernel": jnp.array([[jnp.nan] * 3, [1.0] * 3])}}}
+  with jax.numpy_dtype_promotion("standard"):
+    updates, _ = jax.jit(optimizer.transformation.update)(gradients, optimizer.transformation.init(params), params)
+  np.testing.assert_allclose(updates["encoder"]["layers"]["kernel"], [[0.0] * 3, [-0.1] * 3], rtol=1e-5)
+
+
+def test_a_part_of_the_parameters_is_scaled_by_both_multipliers_and_by_lamb():
+  params, selection = jax.tree.map(lambda x: 3 * x, make_params()), Selection({"token_embedder/embedding": None})
+  rates = path_rules("rates", [("token_embedder/.*", 0.1), (".*", 1.0)])
+  lamb = optimizers.lamb(0.1, learning_rate_multipliers=0.5, clip_norm=None)
+  transformation = optimizers.restrict(lamb, params, selection, rates).transformation
+  state, trained = transformation.init(params), selection.take(params)
+  with jax.numpy_dtype_promotion("standard"):
+    updates, _ = jax.jit(transformation.update)(trained, state, trained)
+  # LAMB's first update has the norm of the parameters.
+  np.testing.assert_allclose(updates["token_embedder"]["embedding"], np.full((5, 2), -0.1 * 0.5 * 0.1 * 3), rtol=1e-5)
+
+
 def test_every_variable_is_listed_and_equal_layers_share_a_line():
   rules = [(".*scale", 0.0), (".*", 0.01)]
   multipliers = [(r"encoder/layers_[013]/.*", 0.5), (".*", 1.0)]
@@ -72,6 +94,13 @@ def test_muons_table_has_the_method_of_each_variable():
   assert method["encoder/layers_0-3/mlp/wi/kernel"] == r"muon by .*/layers(_\d+)?/.*kernel"
   assert method["encoder/layers_0-3/mlp_norm/scale"] == "adamw by the rest"
   assert method["token_embedder/embedding"] == "adamw by the rest"
+
+
+def test_muons_matrices_have_two_axes():
+  kernels = {"qkv": {"kernel": jnp.ones((2, 3, 4))}, "out": {"kernel": jnp.ones((2, 3))}}
+  for layers in ({"layers_0": kernels}, {"layers": jax.tree.map(lambda x: x[None], kernels)}):
+    found = methods_of(layers, ".*kernel")
+    assert jax.tree.leaves(found) == ["muon", "adamw"]  # out, qkv
 
 
 def test_muon_trains_norms_alone_as_adamw_does():

@@ -68,6 +68,7 @@ def test_slanted_triangular_is_ulmfits():
   # The cut is rounded down, to 2.
   assert rates(schedules.slanted_triangular(0.32, 29), 0, 1, 2) == close([0.01, 0.165, 0.32])
   assert all(np.isfinite(rates(schedules.slanted_triangular(total_steps=3), 0, 1, 2, 3)))
+  assert rates(schedules.slanted_triangular(0.32, 29, ratio=1.0), 0, 2, 29) == close([0.32] * 3)
 
 
 def test_chained_schedules_count_from_their_own_start():

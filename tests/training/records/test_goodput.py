@@ -120,6 +120,14 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
   assert [row[-1] for row in rows] == ["killed", "SIGTERM", "done"]
 
 
+def test_no_more_time_is_lost_than_was_spent_in_steps(tmp_path):
+  """The file has no line about the 400 steps that were lost."""
+  for started, lost in ((1000, 400), (1020, 10)):
+    attempt(tmp_path / FILE, first=500, last=510, ended="done", lost=lost, started=started, seconds=10, in_steps=2)
+  text = summary_of_attempts(tmp_path / FILE)
+  assert "0.0% of it in useful steps" in text and "410 steps were trained twice, about 4.0s" in text
+
+
 @pytest.mark.parametrize(
   "name, value",
   [("started", "now"), ("seconds", None), ("spent", [1]), ("spent", {"steps": "all"}), ("ended", 3), ("process", [])],
@@ -157,3 +165,4 @@ def test_an_attempt_counts_repeated_steps(tmp_path):
   goodput.write(tmp_path / FILE, 280, 400, "done")
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 140 and (line["first_step"], line["last_step"]) == (150, 400)
+  assert Goodput().resume(read_metrics(tmp_path), tmp_path, 500) == 0  # from a checkpoint of another run
