@@ -224,15 +224,24 @@ def test_the_settings_of_a_sweep_cannot_change(swept, t5like):
   assert "no row '4'" in rejected.stderr
 
 
-def test_missing_data_are_reported_before_training(caches, tmp_path, t5like, capfd):
+FILELESS_TASK = """
+from t5like.tasks.library.translation import register_translation
+from t5like.tasks.sources import JsonLinesSource
+source = JsonLinesSource({"train": "no_file.jsonl", "validation": "no_file.jsonl"}, ["is", "en"])
+register_translation("fileless", source, source="is", target="en")
+"""
+
+
+def test_missing_data_are_reported_before_training(caches, tmp_path, t5like, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "fileless_tasks.py").write_text(FILELESS_TASK)
   folder = sweep_folder(tmp_path / "sweep", caches)
-  rejected = t5like(
-    "ablate", "--table=7", "--rows=3", *SMALL, "--tasks=snli,no_such_task", f"--sweep_dir={folder}", status=2
-  )
-  assert "(nothing was trained): no_such_task (train)\n" in rejected.stderr
-  assert "no task 'no_such_task'" in rejected.stderr + capfd.readouterr().err  # printed by the builder
-  assert not (folder / "runs").exists()
-  assert not (folder / "sweep.json").exists()  # so that the corrected command does not conflict
+  messages = {"no_such_task": "no task 'no_such_task'", "fileless": "(nothing was trained): fileless (train)\n"}
+  for task, message in messages.items():
+    line = ["ablate", "--table=7", "--rows=3", *SMALL, f"--tasks=snli,{task}", f"--sweep_dir={folder}"]
+    assert message in t5like(*line, "--task_modules=fileless_tasks", status=2).stderr
+    assert not (folder / "runs").exists()
+    assert not (folder / "sweep.json").exists()  # so that the corrected command does not conflict
 
 
 def test_invalid_settings_of_a_sweep_are_named(t5like, tmp_path):

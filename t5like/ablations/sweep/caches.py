@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from t5like.ablations.benchmarks import FinetuningMixture
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
-from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches
+from t5like.experiments import seqio_process
+from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches, can_build
 from t5like.vocabularies import load_vocabulary
 
 
@@ -23,6 +25,7 @@ def build_caches(planner: Planner) -> None:
     for lengths in _distinct_lengths(planner, mixtures[0].spans):
       opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
       wanted += [(opened[split], task, split, True) for task, split in _splits(mixtures)]
+  _check_names([(caches, task, split) for caches, task, split, is_tuned in wanted if is_tuned], planner)
   missing = []
   for caches, task, split, is_tuned in wanted:
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
@@ -45,6 +48,18 @@ def build_caches(planner: Planner) -> None:
         + [command for *_, command, _ in missing]
       ),
     )
+
+
+def _check_names(wanted: Sequence[tuple[TokenCaches, str, str]], planner: Planner) -> None:
+  """Raises UserError for a task that does not exist, before anything is tokenized."""
+  unknown = []
+  for caches, task, split in wanted:
+    with contextlib.suppress(UserError):  # a damaged cache is rebuilt
+      if caches.open(task, split):
+        continue
+    unknown.append(task)
+  if unknown and can_build():
+    seqio_process.shares(dict.fromkeys(unknown, 1.0), "train", planner.settings.task_modules)
 
 
 def cached_sizes(planner: Planner) -> dict[str, int]:
