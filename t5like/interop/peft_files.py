@@ -13,6 +13,7 @@ import flax.linen as nn
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.interop import tensor_folders
 from t5like.interop.huggingface import tensor_rules
 from t5like.interop.mapping import Rule, check_finite
 from t5like.interop.tensor_folders import Tensors, read_json
@@ -111,11 +112,8 @@ def read_folder(folder: Path) -> PeftFolder:
 
 
 def write_folder(folder: Path, adapter: PeftFolder) -> None:
-  from safetensors.numpy import save_file
-
-  folder.mkdir(parents=True, exist_ok=True)
   named = {name if name == PROMPTS else _PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
-  save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
+  tensor_folders.write(folder, named, WEIGHTS)
   (folder / CONFIG).write_text(json.dumps(dict(sorted(adapter.config.items())), indent=2) + "\n")
 
 
