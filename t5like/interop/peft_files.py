@@ -15,7 +15,7 @@ import numpy as np
 from t5like.errors import UserError, is_finite
 from t5like.interop import tensor_folders
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.mapping import Rule, check_finite
+from t5like.interop.mapping import Rule, check_tensor
 from t5like.interop.tensor_folders import Tensors, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -112,9 +112,7 @@ def read_folder(folder: Path) -> PeftFolder:
   saved, tensors = Tensors(folder, [folder / WEIGHTS]), {}
   for name in saved.names():
     tensors[name.removeprefix(_PREFIX)] = tensor = saved.read(name)
-    check_finite(name, tensor, str(folder / WEIGHTS))
-    if tensor.ndim == 0:
-      raise UserError(f"{name} in {folder / WEIGHTS} is a single number", expected="a vector or a matrix")
+    check_tensor(name, tensor, str(folder / WEIGHTS))
   return PeftFolder(config, tensors)
 
 

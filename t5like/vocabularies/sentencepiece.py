@@ -39,6 +39,8 @@ class SentencePieceVocabulary(Vocabulary):
       model = self.path.read_bytes()
     except OSError as error:
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
+    if not model:
+      raise UserError(f"{path} is not a SentencePiece model", because="the file is empty", try_="copy it again")
     own = _load(model, path)
     if extra_ids is None:
       has_own = any(map(_SENTINEL.fullmatch, _pieces(own))) or _is_xlnet(own)

@@ -288,6 +288,11 @@ def test_vocabularies_that_cannot_be_found_are_reported(name, words, tmp_path, m
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
+# The library reads this with a panic.
+PANIC = """{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+  "normalizer": {"type": "Precompiled", "precompiled_charsmap": true}}"""
+
+
 @pytest.mark.parametrize(
   "file, content, words",
   [
@@ -297,7 +302,9 @@ def test_vocabularies_that_cannot_be_found_are_reported(name, words, tmp_path, m
     ("vocab.json", "[" * 100_000, ["not a vocab.json", "nested too deeply"]),
     ("vocab.json", '{"a": 0, "b": 1}', ["merges"]),
     ("tokenizer.json", "{}", ["not a tokenizer.json"]),
+    ("tokenizer.json", PANIC, ["not a tokenizer.json"]),
     ("spiece.model", "text", ["not a SentencePiece model"]),
+    ("spiece.model", "", ["spiece.model is not a SentencePiece model", "the file is empty"]),
   ],
 )
 def test_broken_files_are_reported(file, content, words, tmp_path):
