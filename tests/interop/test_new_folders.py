@@ -1,10 +1,9 @@
 """Folders of converted and saved models are complete or not there, and an interrupted command can be repeated."""
 
-import contextlib
-import resource
 import shutil
 
 import pytest
+from full_disk import full_disk
 from gcs_server import reached_from_here, serving
 from infer_models import GOLDEN, folder_of, golden
 
@@ -17,17 +16,6 @@ from t5like.interop.new_folders import complete_folder, new_folder
 pytestmark = pytest.mark.usefixtures("one_device")
 FROM_PEFT = {"base.json", "checkpoints", "config.gin", "vocabulary"}
 HUGGING_FACE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-
-
-@contextlib.contextmanager
-def full_disk():
-  """Limits the size of files, which needs no root."""
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +48,7 @@ def actions(tmp_path_factory, use_devices):
 @pytest.mark.parametrize("name", ["from_hf", "save", "save_hf", "embedder", "from_peft", "to_peft"])
 def test_a_full_disk_leaves_nothing_and_the_same_command_succeeds(actions, name, tmp_path, capfd):
   action, names = actions[name]
-  with full_disk(), pytest.raises(UserError) as error:
+  with full_disk(400), pytest.raises(UserError) as error:
     action(tmp_path / "new")
   assert error.value.what == "cannot write the model"
   assert error.value.lines == {
