@@ -127,6 +127,8 @@ def _check_values(path: Path, config: Mapping[str, Any]) -> None:
   for name, value in given:
     if not is_finite(value):
       raise UserError(f"invalid {name} in {path}: {str(value)[:60]}", expected="a finite number")
+  if not isinstance(config.get("task_type"), str | None):
+    raise UserError(f"invalid task_type in {path}: {str(config['task_type'])[:60]}", expected="a text, or null")
   feedforward = config.get("feedforward_modules") or []
   if not isinstance(feedforward, str | list):
     raise UserError(f"invalid feedforward_modules in {path}: {str(feedforward)[:60]}", expected="names of modules")

@@ -29,12 +29,13 @@ def read_tokenizer(path: Path) -> Tokenizer:
   """Reads a tokenizer.json that neither cuts texts nor pads them."""
   try:
     tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode("a")  # fails with tokens around a text that do not exist
   except (KeyboardInterrupt, SystemExit):
     raise
   except BaseException as error:  # the library raises bare Exception; panics of its Rust code are no Exception
     raise UserError(f"{path} is not a tokenizer.json", because=error) from None
-  tokenizer.no_truncation()
-  tokenizer.no_padding()
   return tokenizer
 
 

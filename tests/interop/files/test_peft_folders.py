@@ -196,6 +196,7 @@ def test_a_folder_that_contradicts_itself_is_refused(case, settings, tensors, me
     ({"lora_alpha": 10**400}, "invalid lora_alpha in .*: 1000"),
     ({"lora_alpha": True}, "invalid lora_alpha in .*: True"),
     ({"lora_dropout": "x"}, "invalid lora_dropout in .*: x"),
+    ({"task_type": []}, r"invalid task_type in .*: \[\]"),
     ({"feedforward_modules": 5}, "invalid feedforward_modules in .*: 5"),
     ({"rank_pattern": {"(": 2}}, r"unsupported expression in .*: '\('"),
     ({"rank_pattern": {"((.*)*)*X": 2}}, r"unsupported expression in .*\n.*it repeats a group"),
