@@ -4,6 +4,7 @@ import ast
 import contextlib
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 _commands = 0  # running in this process, possibly in several threads; 0: the user's own Python
@@ -111,6 +112,11 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
   return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> bool:
+  """Returns whether a setting is a number that a float can hold."""
+  return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def nearest(name: object, candidates: Iterable[str], count: int = 3) -> str:

@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _import(args: argparse.Namespace) -> int:
   from t5like.inference import converting
+  from t5like.interop.new_folders import new_folder
 
-  target = converting.new_folder(args.target)
+  target = new_folder(args.target)
   settings = converting.ImportSettings(
     args.source,
     target,
@@ -96,9 +97,10 @@ def _import(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
   from t5like.inference import converting
+  from t5like.interop.new_folders import new_folder
   from t5like.interop.sentence_modules import MODULES
 
-  target = converting.new_folder(args.target)
+  target = new_folder(args.target)
   if args.gin_file or args.gin_overrides or args.scan_layers:
     raise UserError("to_hf exports the model unchanged", expected="only --step, --average, --dtype and --vocabulary")
   done = converting.export_model(

@@ -87,7 +87,8 @@ class Results:
   def add(self, record: Record) -> None:
     """Stores a record; replaces one of the same evaluation."""
     is_replaced = Record.is_same_evaluation if self._shared else Record.is_replaced_by
-    with self._locked():
+    advice = "free some space, or --out=DIR, another folder"
+    with self._locked(), storage.write_errors("scores", folder=self.folder, try_=advice):
       kept = [old for old in self.records() if not is_replaced(old, record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       text = json.dumps([_to_json(record) for record in records], indent=2, ensure_ascii=False, allow_nan=False)

@@ -7,11 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.source_files import training_split
+from t5like.files.source_files import check_is_file, training_split
 from t5like.files.storage import DEFAULT_ROOT
 
 # Fields that tasks read: all rows must have the same.
@@ -64,6 +65,7 @@ def count_rows(files: Any) -> int | None:
   paths = storage.matching(pattern) if isinstance(pattern, str) and not storage.is_remote(pattern) else []
   count = 0
   for path in paths:
+    check_is_file(Path(path))
     name = path.removesuffix(".gz")
     if not name.endswith((".jsonl", ".json", ".ndjson")):
       return None

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from t5like.errors import UserError
 from t5like.files import storage
 
 Identity = Mapping[str, Any]  # path, bytes and hashes
@@ -25,6 +26,12 @@ def file_identities(paths: Sequence[str]) -> list[dict[str, Any]]:
     listed = _listings(paths)
     return [{"path": path} | listed.get(path, {}) for path in paths]
   return _read(paths)
+
+
+def check_is_file(path: Path) -> None:
+  """Raises UserError for a device, which may never end; a pipe is read like a file."""
+  if not storage.is_remote(path) and path.exists() and not (path.is_file() or path.is_fifo()):
+    raise UserError(f"{path} is not a file", expected="a file of text or rows, not a folder or a device")
 
 
 def training_split(files: Mapping[str, Any]) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +21,7 @@ from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import TOKENIZER, find_vocabulary, published_vocabulary
+from t5like.interop.new_folders import complete_folder, new_folder
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead, WithHead
 from t5like.models.tuning import merge
@@ -94,15 +92,16 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
     expected = dataclasses.replace(settings.expected, param_dtype=imported.model.config.param_dtype)
     check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
     imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
-  save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
-  if vocabulary is not None:
-    name = copy_vocabulary(name, vocabulary, target)
   # T5X checkpoints do not record a dropout rate: runs/finetune.gin sets it.
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
   own = {"DECODING": _read_decoding(settings, here, imported, vocabulary)}
-  storage.write_atomic(target / CONFIG, config_text(imported.model, name, origin, target, has_dropout, own))
-  storage.write_atomic(target / REPORT, imported.report.full() + "\n")
+  with complete_folder(target, in_place=True) as folder:
+    save_parameters(folder, imported.params, step=0, fingerprint=fingerprint)
+    if vocabulary is not None:
+      name = keep_vocabulary(name, vocabulary, folder, target)
+    storage.write_atomic(folder / REPORT, imported.report.full() + "\n")
+    storage.write_atomic(folder / CONFIG, config_text(imported.model, name, origin, target, has_dropout, own))
   return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
 
 
@@ -158,8 +157,9 @@ def save_hugging_face(
   head = getattr(model, "head", None)
   if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
     model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
-  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary, _write_errors(target):
-    folder = Path(temporary) if storage.is_remote(target) else target
+  with complete_folder(target) as folder:
+    if jax.process_index() != 0:
+      return
     form = None if vocabulary is None else prompt_form(model, vocabulary, experiment)
     huggingface.save(folder, model, params, model_type, vocabulary, closed=form is None or _is_closed(model, form))
     if form is not None:
@@ -168,12 +168,6 @@ def save_hugging_face(
       hf_generation.write_decoding(folder, decoding, model.batch_layout == "encoder_decoder")
     if origin is not None:
       hf_generation.keep_template(origin, folder)
-    if storage.is_remote(target):
-      storage.upload_tree(folder, target)
-
-
-def _write_errors(target: Path) -> contextlib.AbstractContextManager:
-  return storage.write_errors("the model", folder=target, try_="another folder")
 
 
 def save_model_directory(
@@ -190,25 +184,33 @@ def save_model_directory(
   If `source` is a model directory its configuration is kept, so that prompts are formatted as before.
   `settings` are the model's own, by macro.
   """
-  with _write_errors(target):
-    save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
-  if jax.process_index() != 0:
-    return
-  name = copy_vocabulary(vocabulary_name, vocabulary, target)
-  if (source / CONFIG).is_file():
-    text = (source / CONFIG).read_text()
-    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None", **_texts(settings)}
-    if (source / BASE_FILE).is_file():  # what a method has trained is merged
-      values["TRAINABLE"] = "@Everything()"
-    # A complete configuration has only the macros that its run used; one written from Python has none.
-    has_macro = lambda macro: f"= %{macro}\n" in text or "include '" in text  # noqa: E731
-    changes = [f"{m if has_macro(m) else f'train.{m.lower()}'} = {value}" for m, value in values.items()]
-    threshold = getattr(getattr(model, "head", None), "no_answer_threshold", None)
-    changes += [] if threshold is None else [f"SpanHead.no_answer_threshold = {threshold!r}"]
-    text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
-  else:
-    text = config_text(model, name, f"Saved from {source}.", target, settings=settings)
-  storage.write_atomic(target / CONFIG, text)
+  with complete_folder(target, in_place=True) as folder:
+    save_parameters(folder, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
+    if jax.process_index() == 0:
+      name = keep_vocabulary(vocabulary_name, vocabulary, folder, target)
+      storage.write_atomic(folder / CONFIG, _saved_config_text(target, model, name, source, settings))
+
+
+def keep_vocabulary(name: str, vocabulary: Vocabulary, folder: Path, target: Path) -> str:
+  """Copies a vocabulary to a folder that becomes `target`; returns the name of the copy there."""
+  return copy_vocabulary(name, vocabulary, folder).replace(str(folder), str(target), 1)
+
+
+def _saved_config_text(
+  target: Path, model: nn.Module, vocabulary: str, source: Path, settings: Mapping[str, Mapping[str, Any]] | None
+) -> str:
+  if not (source / CONFIG).is_file():
+    return config_text(model, vocabulary, f"Saved from {source}.", target, settings=settings)
+  text = (source / CONFIG).read_text()
+  values = {"VOCABULARY": repr(vocabulary), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None", **_texts(settings)}
+  if (source / BASE_FILE).is_file():  # what a method has trained is merged
+    values["TRAINABLE"] = "@Everything()"
+  # A complete configuration has only the macros that its run used; one written from Python has none.
+  has_macro = lambda macro: f"= %{macro}\n" in text or "include '" in text  # noqa: E731
+  changes = [f"{m if has_macro(m) else f'train.{m.lower()}'} = {value}" for m, value in values.items()]
+  threshold = getattr(getattr(model, "head", None), "no_answer_threshold", None)
+  changes += [] if threshold is None else [f"SpanHead.no_answer_threshold = {threshold!r}"]
+  return "\n".join([text, f"# Saved from {source}.", *changes, ""])
 
 
 def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
@@ -226,17 +228,6 @@ def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
       expected="LoRA, DoRA, (IA)3, or trained biases and norms",
     )
   return model.clone(tuning=None), params
-
-
-def new_folder(path: str | Path) -> Path:
-  """Returns the path of a folder to write to; raises UserError if it is not empty."""
-  if not isinstance(path, str | os.PathLike) or not str(path):
-    raise UserError(f"not a path: {path!r}", expected="a folder, as text or Path")
-  storage.check_reachable(path, "target")
-  target = storage.as_path(path).absolute()
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise UserError(f"{target} is not empty", expected="a new folder (convert never overwrites)")
-  return target
 
 
 def cast(params: Any, dtype: str) -> Any:

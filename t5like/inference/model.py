@@ -23,7 +23,7 @@ from t5like.experiments.characters import with_characters
 from t5like.experiments.compatibility import fitting_mesh, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import check_languages, languages_of_files, special_tokens, task_languages
-from t5like.inference.converting import merged, new_folder, save_hugging_face, save_model_directory
+from t5like.inference.converting import merged, save_hugging_face, save_model_directory
 from t5like.inference.embeddings.jobs import Embedding
 from t5like.inference.embeddings.pooled import pooled_model
 from t5like.inference.encoder_jobs import FillMask, FillSpans
@@ -38,6 +38,7 @@ from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, TunedDirectory, open_source, weights_digest
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import flatten
+from t5like.interop.new_folders import new_folder
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.models.shapes import boxed_shapes

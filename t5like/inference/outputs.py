@@ -251,7 +251,9 @@ def _partial_path(path: Path) -> Path:
 
 def _compare(path: Path, record: Path, header: Header) -> None:
   try:
-    stored = json.loads(record.read_text(encoding="utf-8"))
+    stored = storage.read_json(record)
+    if not all(isinstance(section, dict) for section in stored.values()):
+      raise ValueError("not sections of values")
   except (OSError, ValueError):
     raise UserError(
       f"{path} exists but cannot be resumed: {record.name} is missing or damaged",
@@ -274,7 +276,7 @@ def _compare(path: Path, record: Path, header: Header) -> None:
 def _row_text(line: bytes, number: int, field: str) -> str | int | None:
   """Returns the text of a complete row with this number; 0 if it was rejected, None if the line is not such a row."""
   try:
-    row = json.loads(line) if line.endswith(b"\n") else None
+    row = storage.parse_json(line, object) if line.endswith(b"\n") else None
   except ValueError:
     return None
   if not isinstance(row, dict) or row.get("row") != number:

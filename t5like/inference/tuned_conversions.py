@@ -10,7 +10,7 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.experiments.writing import bindings_text
 from t5like.files import storage
-from t5like.inference.converting import Conversion, cast, config_text, merged, new_folder, save_hugging_face
+from t5like.inference.converting import Conversion, cast, config_text, keep_vocabulary, merged, save_hugging_face
 from t5like.inference.model import Model, load
 from t5like.inference.parameters import read_base, write_base
 from t5like.inference.parameters.peft_export import export_peft
@@ -18,11 +18,11 @@ from t5like.inference.parameters.peft_import import import_peft
 from t5like.inference.sources import TunedDirectory
 from t5like.interop.hf_heads import head_of_task
 from t5like.interop.layouts import flatten, unflatten, unstack_layers
+from t5like.interop.new_folders import complete_folder, new_folder
 from t5like.interop.peft_files import read_folder
 from t5like.models.heads import WithHead, attach_head
 from t5like.training.checkpoints import save_parameters
 from t5like.training.records.model_dir import CONFIG
-from t5like.vocabularies import copy_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,8 @@ def to_peft(settings: TunedSettings) -> Conversion:
   """Writes what a method has trained as a folder for peft; the base is named by its path."""
   target, model = new_folder(settings.target), _open(settings)
   experiment, params = model.experiment, model.source.read(settings.step, False, None)
-  count = export_peft(target, experiment.model, params, experiment.method, model.source.base_path)
+  with complete_folder(target) as folder:
+    count = export_peft(folder, experiment.model, params, experiment.method, model.source.base_path)
   return Conversion(target, count, 0)
 
 
@@ -79,13 +80,14 @@ def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabula
   arrays = trained.arrays
   if module.tuning is None and "head" in model.params:  # a head that peft did not train
     arrays = {path: x for path, x in flatten(model.params).items() if path.startswith("head/")} | arrays
-  save_parameters(target, unflatten(arrays), fingerprint=fingerprint | {"base": found.digest})
-  name = copy_vocabulary(model.vocabulary_name, model.vocabulary, target)
   origin = f"Converted from {source} by `t5like convert`."
-  text = config_text(module, name, origin, target, settings=model.macros)
-  text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
-  storage.write_atomic(target / CONFIG, text + bindings_text("TRAINABLE", trained.method))
-  write_base(target, str(base), found.digest)
+  with complete_folder(target, in_place=True) as new:
+    save_parameters(new, unflatten(arrays), fingerprint=fingerprint | {"base": found.digest})
+    name = keep_vocabulary(model.vocabulary_name, model.vocabulary, new, target)
+    text = config_text(module, name, origin, target, settings=model.macros)
+    text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
+    write_base(new, str(base), found.digest)
+    storage.write_atomic(new / CONFIG, text + bindings_text("TRAINABLE", trained.method))
   return Conversion.of(target, arrays)
 
 

@@ -5,13 +5,12 @@ ignored. Sampling is left to the user: `do_sample` and its options are ignored.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t5like.console import warn
-from t5like.errors import UserError
+from t5like.errors import UserError, is_finite
 from t5like.interop.tensor_folders import read_json
 
 FILE = "generation_config.json"
@@ -144,6 +143,6 @@ def _whole(hf: Mapping[str, Any], name: str) -> int | None:
 
 def _number(hf: Mapping[str, Any], name: str, default: float) -> float:
   value = default if hf.get(name) is None else hf[name]
-  if type(value) not in (int, float) or not math.isfinite(value):
+  if not is_finite(value):
     raise ValueError(f"{name}: {str(value)[:60]}")
   return float(value)

@@ -6,13 +6,12 @@ A class is a line of `CLASSES`; the tensors of the backbone are those of its fam
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 
-from t5like.errors import UserError, is_number
+from t5like.errors import UserError, is_finite, is_number
 from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
@@ -337,7 +336,7 @@ def _whole(value: Any, name: str) -> int:
 
 
 def _number(value: Any, name: str) -> float | None:
-  if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+  if value is not None and not is_finite(value):
     raise UserError(f"invalid {name}: {str(value)[:60]}", expected="a number")
   return value
 

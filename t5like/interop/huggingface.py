@@ -240,7 +240,8 @@ def _full_names(family: ModuleType, hf: Mapping, head: HeadClass | None) -> Call
 
 def _is_encoder(hf: Mapping) -> bool:
   """Whether a folder holds an encoder alone, as T5EncoderModel does."""
-  return any(str(name).endswith("EncoderModel") for name in hf.get("architectures") or ())
+  names = hf.get("architectures")
+  return isinstance(names, list) and any(str(name).endswith("EncoderModel") for name in names)
 
 
 def _sentence_fields(hf: Mapping) -> dict:

@@ -112,7 +112,7 @@ def import_tensors(
       report.missing.append(rule.theirs)
       continue
     tensor = read(name)
-    check_finite(name, tensor, source)
+    check_tensor(name, tensor, source)
     params |= rule.split(tensor)
     report.used.append(name)
     del unused[name]
@@ -124,8 +124,10 @@ def import_tensors(
   return params, report
 
 
-def check_finite(name: str, tensor: np.ndarray, source: str) -> None:
-  """Raises UserError if a tensor has infinite values or nan."""
+def check_tensor(name: str, tensor: np.ndarray, source: str) -> None:
+  """Raises UserError if a tensor has no axis, infinite values or nan."""
+  if tensor.ndim == 0:
+    raise UserError(f"{name} in {source} is a single number", expected="a vector or a matrix")
   exponents = {"bfloat16": 0x7F80, "float16": 0x7C00}.get(tensor.dtype.name)
   if exponents is None:
     is_finite = np.isfinite(tensor).all()

@@ -12,14 +12,19 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
-from t5like.errors import UserError
+from t5like.errors import UserError, is_finite
+from t5like.interop import tensor_folders
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.mapping import Rule, check_finite
+from t5like.interop.mapping import Rule, check_tensor
 from t5like.interop.tensor_folders import Tensors, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 PROMPTS = "prompt_embeddings"  # the only tensor without the prefix
+_NUMBERS = ("lora_alpha", "lora_dropout")
+_BY_PATTERN = ("rank_pattern", "alpha_pattern")
+_AT_END = r"(.*\.)?({})$"  # how peft compares an expression with a name
+_MOST_REPEATS, _LONGEST = 4, 500  # of an expression: matching takes exponential time, or the power of their number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,19 +108,51 @@ def read_folder(folder: Path) -> PeftFolder:
   config = read_json(folder / CONFIG)
   if not isinstance(config.get("peft_type"), str):
     raise UserError(f"{folder / CONFIG} has no peft_type")
+  _check_values(folder / CONFIG, config)
   saved, tensors = Tensors(folder, [folder / WEIGHTS]), {}
   for name in saved.names():
     tensors[name.removeprefix(_PREFIX)] = tensor = saved.read(name)
-    check_finite(name, tensor, str(folder / WEIGHTS))
+    check_tensor(name, tensor, str(folder / WEIGHTS))
   return PeftFolder(config, tensors)
 
 
-def write_folder(folder: Path, adapter: PeftFolder) -> None:
-  from safetensors.numpy import save_file
+def _check_values(path: Path, config: Mapping[str, Any]) -> None:
+  """Raises UserError for settings that would fail later, or never end."""
+  found = {name: config.get(name) or {} for name in _BY_PATTERN}
+  for name, patterns in found.items():
+    if not isinstance(patterns, dict):
+      raise UserError(f"invalid {name} in {path}: {str(patterns)[:60]}", expected="numbers by module")
+  given = [(name, config[name]) for name in _NUMBERS if config.get(name) is not None]
+  given += [(f"{name}[{key[:60]!r}]", value) for name, patterns in found.items() for key, value in patterns.items()]
+  for name, value in given:
+    if not is_finite(value):
+      raise UserError(f"invalid {name} in {path}: {str(value)[:60]}", expected="a finite number")
+  if not isinstance(config.get("task_type"), str | None):
+    raise UserError(f"invalid task_type in {path}: {str(config['task_type'])[:60]}", expected="a text, or null")
+  feedforward = config.get("feedforward_modules") or []
+  if not isinstance(feedforward, str | list):
+    raise UserError(f"invalid feedforward_modules in {path}: {str(feedforward)[:60]}", expected="names of modules")
+  for pattern in (*found["rank_pattern"], *found["alpha_pattern"], *[feedforward] * isinstance(feedforward, str)):
+    _check_expression(path, pattern)
 
-  folder.mkdir(parents=True, exist_ok=True)
+
+def _check_expression(path: Path, pattern: str) -> None:
+  wrong = "it is too long" if len(pattern) > _LONGEST else ""
+  if re.search(r"\)[*+{]", pattern) or len(re.findall("[*+{]", pattern)) > _MOST_REPEATS:
+    wrong = f"it repeats a group, or more than {_MOST_REPEATS} parts, which can take forever"
+  try:
+    re.compile(_AT_END.format(pattern))
+  except (re.error, RecursionError, OverflowError) as error:
+    wrong = str(error)
+  if wrong:
+    raise UserError(
+      f"unsupported expression in {path}: {pattern[:60]!r}", because=wrong, try_="in its place, the names of modules"
+    )
+
+
+def write_folder(folder: Path, adapter: PeftFolder) -> None:
   named = {name if name == PROMPTS else _PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
-  save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
+  tensor_folders.write(folder, named, WEIGHTS)
   (folder / CONFIG).write_text(json.dumps(dict(sorted(adapter.config.items())), indent=2) + "\n")
 
 
@@ -135,7 +172,7 @@ def matches(patterns: str | Sequence[str] | None, name: str) -> bool:
 
 def pattern_value(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
   """Returns the value of rank_pattern or alpha_pattern for a module."""
-  return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+  return next((value for key, value in patterns.items() if re.match(_AT_END.format(key), name)), default)
 
 
 def most_common(values: Mapping[str, Any]) -> Any:

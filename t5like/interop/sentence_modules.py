@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from t5like.console import warn
 from t5like.errors import UserError, is_number, nearest
 from t5like.files import storage
 from t5like.interop import tensor_folders
+from t5like.interop.mapping import check_tensor
 from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models.heads import EmbeddingHead
 from t5like.models.heads.embedding import IDENTITY
+from t5like.vocabularies.tokenizer_json import read_tokenizer
 
 MODULES = "modules.json"
 _PROMPTS, _TOKENIZER = "config_sentence_transformers.json", "tokenizer.json"
@@ -110,7 +111,7 @@ def encoder_folder(folder: Path) -> SentenceFolder:
 def _modules(folder: Path) -> list[tuple[str, str]]:
   """Returns the class and the folder of each module."""
   try:
-    found = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    found = storage.read_json(folder / MODULES, list)
     modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in found]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(f"{folder / MODULES} is invalid", because=error, expected="a list of modules") from None
@@ -146,7 +147,9 @@ def _dense(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   params = {"head/dense/kernel": np.ascontiguousarray(tensors.read("linear.weight").T)}
   if bias:
     params["head/dense/bias"] = tensors.read("linear.bias")
-  width = params["head/dense/kernel"].shape[1]
+  for path, tensor in params.items():
+    check_tensor(path, tensor, str(folder))
+  width = params["head/dense/kernel"].shape[-1]
   return {"dense_dim": width, "dense_activation": _ACTIVATIONS[name], "dense_bias": bool(bias)}, params
 
 
@@ -196,13 +199,7 @@ def _around(transformer: Path) -> tuple[int | None, int | None] | None:
   if not path.is_file():
     is_gpt = read_json(transformer / "config.json").get("model_type") in ("gpt2", "openai-gpt")
     return (None, None) if is_gpt else None
-  try:
-    tokenizer = Tokenizer.from_file(str(path))
-  except Exception as error:  # tokenizers raises nothing more specific
-    raise UserError(f"{path} is invalid", because=error) from None
-  tokenizer.no_truncation()
-  tokenizer.no_padding()
-  full = tokenizer.encode("a")
+  full = read_tokenizer(path).encode("a")
   mask = full.special_tokens_mask
   start = next((n for n, special in enumerate(mask) if not special), len(mask))
   before, after = (

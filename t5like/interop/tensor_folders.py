@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from t5like.errors import UserError, nearest
 from t5like.files import storage
+from t5like.files.system_errors import as_os_error
 from t5like.interop.torch_files import TorchFile
 
 SINGLE_FILE = "model.safetensors"
@@ -110,11 +111,12 @@ def _shards(folder: Path, index: Path, example: str) -> list[Path]:
   return [folder / shard for shard in shards]
 
 
-def write(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+def write(folder: Path, tensors: dict[str, np.ndarray], name: str = SINGLE_FILE) -> None:
   folder.mkdir(parents=True, exist_ok=True)
-  # transformers rejects files without this metadata.
-  save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
-  (folder / SINGLE_FILE).chmod(0o644)  # safetensors makes it readable by the owner only
+  with as_os_error():
+    # transformers rejects files without this metadata.
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+  (folder / name).chmod(0o644)  # safetensors makes it readable by the owner only
 
 
 def read_json(path: Path) -> dict:

@@ -1,13 +1,12 @@
 """The model configuration: every difference between models is a field of one dataclass."""
 
 import dataclasses
-import math
 import types
 import typing
 
 import jax.numpy as jnp
 
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError, is_finite, is_number, nearest
 from t5like.kernels.attention import RELATIVE_TERMS, check_backend
 
 CHOICES = {
@@ -204,8 +203,10 @@ class TransformerConfig:
     for field in dataclasses.fields(self):
       value, allowed = getattr(self, field.name), typing.get_args(field.type) or (field.type,)
       matches = type(value) in allowed or (float in allowed and type(value) is int)
-      if not matches or (isinstance(value, float) and not math.isfinite(value)):
+      if not matches or (float in allowed and is_number(value) and not is_finite(value)):
         raise _invalid(field.name, value, " or ".join(_TYPE_NAMES[kind] for kind in allowed))
+      if type(value) not in allowed:  # XLA computes with integers of 32 bits
+        object.__setattr__(self, field.name, float(value))
 
   def _check_sizes(self):
     for field in _SIZES:

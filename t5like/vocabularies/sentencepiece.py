@@ -16,6 +16,7 @@ from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_f
 from t5like.vocabularies.tokenizer_config import tokenizer_settings
 
 T5_SENTINELS = 100
+_MOST_SENTINELS = 10_000
 LLAMA_FILE = "tokenizer.model"
 WORD_MARK = "▁"
 _INVALID_UTF8 = (RuntimeError, TypeError)  # raised by SentencePiece for lone surrogates, in a text or a list
@@ -39,10 +40,14 @@ class SentencePieceVocabulary(Vocabulary):
       model = self.path.read_bytes()
     except OSError as error:
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
+    if not model:
+      raise UserError(f"{path} is not a SentencePiece model", because="the file is empty", try_="copy it again")
     own = _load(model, path)
     if extra_ids is None:
       has_own = any(map(_SENTINEL.fullmatch, _pieces(own))) or _is_xlnet(own)
       extra_ids = 0 if has_own else _default_sentinels(self.path)
+    if extra_ids > _MOST_SENTINELS:
+      raise UserError(f"too many sentinels for {path}: extra_ids = {extra_ids}", expected=f"at most {_MOST_SENTINELS}")
     self.extra_ids = extra_ids
     self._processor = _load(model + _sentinel_pieces(extra_ids), path)
     self.fingerprint = fingerprint_of(model, extra_ids)

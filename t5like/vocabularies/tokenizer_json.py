@@ -25,15 +25,24 @@ _SPELLINGS = {
 }
 
 
+def read_tokenizer(path: Path) -> Tokenizer:
+  """Reads a tokenizer.json that neither cuts texts nor pads them."""
+  try:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode("a")  # fails with tokens around a text that do not exist
+  except (KeyboardInterrupt, SystemExit):
+    raise
+  except BaseException as error:  # the library raises bare Exception; panics of its Rust code are no Exception
+    raise UserError(f"{path} is not a tokenizer.json", because=error) from None
+  return tokenizer
+
+
 def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
   """Loads a tokenizer.json; special tokens come from tokenizer_config.json next to it, else from usual spellings."""
   path = Path(path).expanduser()
-  try:
-    tokenizer = Tokenizer.from_file(str(path))
-  except Exception as error:  # the library raises bare Exception
-    raise UserError(f"{path} is not a tokenizer.json", because=error) from None
-  tokenizer.no_truncation()
-  tokenizer.no_padding()
+  tokenizer = read_tokenizer(path)
   names = SpecialNames(**{kind: _find(kind, path, tokenizer) for kind in _SPELLINGS})
   if names.eos is None:
     raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))

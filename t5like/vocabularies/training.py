@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import io
 import itertools
-import json
 import lzma
 import random
 import re
@@ -18,6 +17,7 @@ import sentencepiece
 
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.source_files import check_is_file
 from t5like.vocabularies.base import Vocabulary, well_formed
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
@@ -85,6 +85,7 @@ def sample_sentences(texts: Iterable[str], count: int, seed: int = 0) -> list[st
 def read_texts(path: str | Path, field: str = "text") -> Iterator[str]:
   """Yields the `field` of every line of JSON Lines (.jsonl, .json), or the lines of a text file; also .gz and .xz."""
   path = storage.as_path(path)
+  check_is_file(path)
   opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, _as_text)
   is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
   try:
@@ -102,8 +103,8 @@ def _as_text(file: BinaryIO, mode: str, encoding: str, errors: str) -> TextIO:
 
 def _read_field(line: str, field: str, where: str) -> str:
   try:
-    text = json.loads(line)[field]
-  except (json.JSONDecodeError, KeyError, TypeError) as error:
+    text = storage.parse_json(line)[field]
+  except (ValueError, KeyError) as error:
     raise UserError(
       f"a line is not a JSON object with {field!r}", file=where, because=f"{type(error).__name__}: {error}"
     ) from None

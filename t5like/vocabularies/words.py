@@ -7,13 +7,13 @@ repetitions (`xxrep`) are left out. ELMo's text is expected to be split by space
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.vocabularies.base import fingerprint_of, trimmed, well_formed
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 
@@ -101,11 +101,11 @@ def load_words(path: str | Path) -> WordVocabulary:
   content = path.read_bytes()
   try:
     if path.suffix == ".json":
-      words = json.loads(content)
-      if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+      words = storage.parse_json(content, list)
+      if not all(isinstance(word, str) for word in words):
         raise ValueError("not a list of strings")
     else:
       words = content.decode().removesuffix("\n").split("\n")
-  except (ValueError, RecursionError) as error:
+  except ValueError as error:
     raise UserError(f"{path} is not a vocabulary of words", reason=error, expected="a JSON list of words") from None
   return WordVocabulary(words, path, content)

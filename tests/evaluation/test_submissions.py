@@ -179,9 +179,10 @@ def test_squad_files(tmp_path):
   assert restore_answers({"q2": "Denver", "q1": "x"}, official)[1] == 2
   with pytest.raises(UserError, match="(?s)do not match the questions.*1, such as q2"):
     restore_answers({"q1": "x"}, official)
-  (tmp_path / "broken.json").write_text('{"data": [')
-  with pytest.raises(UserError, match="is not a SQuAD file"):
-    read_squad(tmp_path / "broken.json")
+  for content in ('{"data": [', "[]", "[" * 100_000, "9" * 5000):
+    (tmp_path / "broken.json").write_text(content)
+    with pytest.raises(UserError, match="is not a SQuAD file"):
+      read_squad(tmp_path / "broken.json")
 
 
 def test_official_files_are_read_in_their_published_formats(tmp_path):

@@ -7,6 +7,7 @@ import math
 import threading
 
 import pytest
+from full_disk import full_disk
 
 from t5like.errors import UserError
 from t5like.evaluation.tables import (
@@ -105,6 +106,15 @@ def test_an_evaluation_that_is_killed_between_both_files_is_repeated(tmp_path, m
   assert results.find(RECORD) is None
   results.add(RECORD)
   assert len(list(csv.DictReader(results.csv.open()))) == 1
+
+
+def test_a_full_disk_is_reported_and_keeps_earlier_scores(tmp_path):
+  results = Results(tmp_path)
+  results.add(RECORD)
+  with full_disk(400), pytest.raises(UserError, match="cannot write scores\n.*\n.*free some space") as error:
+    results.add(dataclasses.replace(RECORD, step=20))
+  assert error.value.lines["folder"] == str(tmp_path) and error.value.lines["because"] == "File too large"
+  assert results.records() == [RECORD]
 
 
 def test_concurrent_writers_lose_no_records(tmp_path):

@@ -32,6 +32,12 @@ def test_rows_for_training_are_counted_if_their_number_is_not_given(rows):
   assert read(files=fewer, CORPUS_FILES=rows, HEAD_BATCH_SIZE=10, EPOCHS=1).steps == 249
 
 
+def test_a_device_is_not_counted(tmp_path):
+  (tmp_path / "a.jsonl").symlink_to("/dev/zero")
+  with pytest.raises(UserError, match="a.jsonl is not a file"):
+    read(CORPUS_FILES={"train": f"{tmp_path}/a.jsonl"})
+
+
 @pytest.mark.parametrize("files", [{"train": "none/*.jsonl"}, {"train": "gs://bucket/*.jsonl"}])
 def test_rows_that_are_not_here_are_not_counted(files):
   with pytest.raises(UserError, match="missing required values: EXAMPLES"):

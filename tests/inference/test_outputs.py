@@ -9,7 +9,7 @@ import pytest
 
 from t5like.errors import RunError, UserError
 from t5like.inference.job_settings import Generate
-from t5like.inference.outputs import JsonLines, VectorFile, _line
+from t5like.inference.outputs import JsonLines, VectorFile, _line, check_header
 from t5like.inference.rows import RejectedRow, Row, check_task, read_rows
 from t5like.vocabularies import load_vocabulary
 
@@ -83,6 +83,24 @@ def test_standard_output_that_is_full_or_closed(monkeypatch):
     lines.resume([])
     with pytest.raises(BrokenPipeError):  # which the command line expects: `t5like ... | head`
       lines.write([row], [{}])
+
+
+@pytest.mark.parametrize("record", ["[]", "3", "[" * 100_000, '{"settings": [1]}', '{"settings": null}', "{", None])
+def test_a_damaged_record_is_reported(record, tmp_path):
+  out = tmp_path / "out.jsonl"
+  out.write_text("")
+  if record is not None:
+    (tmp_path / "out.jsonl.run.json").write_text(record)
+  with pytest.raises(UserError, match="cannot be resumed: out.jsonl.run.json is missing or damaged"):
+    check_header(out, {"settings": {"beams": 2}})
+
+
+def test_a_damaged_last_row_is_written_again(tmp_path):
+  (tmp_path / "out.jsonl").write_text('{"row": 0, "text": "a"}\n' + "[" * 100_000 + "\n")
+  lines = JsonLines(tmp_path / "out.jsonl", "text")
+  assert lines.resume(iter([Row(0, "line 1", "a", {}), Row(1, "line 2", "b", {})])) == 1
+  lines.close()
+  assert (tmp_path / "out.jsonl").read_text() == '{"row": 0, "text": "a"}\n'
 
 
 @pytest.mark.parametrize(

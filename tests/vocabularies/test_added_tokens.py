@@ -170,6 +170,9 @@ def test_the_number_of_sentinels_comes_from_the_settings(tmp_path):
   assert vocabulary.extra_ids == len(vocabulary.sentinel_ids) == 300
   (tmp_path / "tokenizer_config.json").write_text("{ broken")
   assert load_vocabulary(str(tmp_path)).extra_ids == 100
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 10**30}))
+  with pytest.raises(UserError, match="too many sentinels"):
+    load_vocabulary(str(tmp_path))
 
 
 def test_a_space_is_put_before_texts_if_the_settings_say_so(tmp_path):

@@ -81,6 +81,20 @@ def test_all_file_types_can_be_read(tmp_path):
     list(read_texts(tmp_path / "a.jsonl", field="body"))
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, "9" * 5000, "[1]"], ids=["depth", "digits", "list"])
+def test_a_line_that_is_not_an_object_is_named(line, tmp_path):
+  (tmp_path / "a.jsonl").write_text(f'{{"text": "one"}}\n{line}\n')
+  with pytest.raises(UserError, match="a line is not a JSON object with 'text'") as error:
+    list(read_texts(tmp_path / "a.jsonl"))
+  assert error.value.lines["file"] == f"{tmp_path}/a.jsonl:2"
+
+
+def test_a_device_is_refused(tmp_path):
+  (tmp_path / "a.txt").symlink_to("/dev/zero")
+  with pytest.raises(UserError, match="a.txt is not a file"):
+    next(read_texts(tmp_path / "a.txt"))
+
+
 def test_too_little_text_is_refused(tmp_path):
   with pytest.raises(UserError, match="cannot train a vocabulary of 5000 pieces") as error:
     train_sentencepiece(["just a few words"], 5000, tmp_path / "m.model")

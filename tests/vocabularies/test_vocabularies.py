@@ -288,6 +288,16 @@ def test_vocabularies_that_cannot_be_found_are_reported(name, words, tmp_path, m
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
+# With these, the library panics.
+TOKENIZER = {
+  "version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+}  # fmt: skip
+PANIC = json.dumps(TOKENIZER | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": True}})
+_TEXT, _UNKNOWN = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
+_TEMPLATE = {"type": "TemplateProcessing", "single": [_TEXT, _UNKNOWN], "pair": [_TEXT], "special_tokens": {}}
+PANIC_OF_ENCODE = json.dumps(TOKENIZER | {"post_processor": _TEMPLATE})
+
+
 @pytest.mark.parametrize(
   "file, content, words",
   [
@@ -297,7 +307,10 @@ def test_vocabularies_that_cannot_be_found_are_reported(name, words, tmp_path, m
     ("vocab.json", "[" * 100_000, ["not a vocab.json", "nested too deeply"]),
     ("vocab.json", '{"a": 0, "b": 1}', ["merges"]),
     ("tokenizer.json", "{}", ["not a tokenizer.json"]),
+    ("tokenizer.json", PANIC, ["not a tokenizer.json"]),
+    ("tokenizer.json", PANIC_OF_ENCODE, ["not a tokenizer.json"]),
     ("spiece.model", "text", ["not a SentencePiece model"]),
+    ("spiece.model", "", ["spiece.model is not a SentencePiece model", "the file is empty"]),
   ],
 )
 def test_broken_files_are_reported(file, content, words, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary
+from t5like.vocabularies.words import load_words
 
 WORDS = ["xxunk", "xxpad", "xxbos", "xxmaj", "xxup", "the", "ship", "sank", ".", "nasa"]
 
@@ -30,6 +31,13 @@ def test_elmo_words_are_split_at_spaces(tmp_path):
   vocabulary = load_vocabulary(str(path))
   assert vocabulary.encode("the U.S. The") == [3, 4, 2]
   assert (vocabulary.eos_id, vocabulary.bos_id) == (0, 1)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[" + "9" * 5000 + "]", "{}", "[1]"], ids=range(4))
+def test_what_is_not_a_list_of_words_is_refused(content, tmp_path):
+  (tmp_path / "itos.json").write_text(content)
+  with pytest.raises(UserError, match="is not a vocabulary of words"):
+    load_words(tmp_path / "itos.json")
 
 
 def test_a_list_without_unknown_words_is_refused(tmp_path):

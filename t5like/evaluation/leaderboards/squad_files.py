@@ -28,7 +28,7 @@ class SquadQuestion:
 def read_squad(path: Path) -> dict[str, SquadQuestion]:
   """Reads an official SQuAD file (plain, .xz, .gz or .zip); returns questions by id."""
   try:
-    data = json.loads(_read_unpacked(path))
+    data = storage.parse_json(_read_unpacked(path))
     return {
       question["id"]: SquadQuestion(paragraph["context"], [answer["text"] for answer in question["answers"]])
       for article in data["data"]

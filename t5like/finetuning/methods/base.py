@@ -11,7 +11,7 @@ import flax.linen as nn
 import numpy as np
 from flax import traverse_util
 
-from t5like.errors import UserError, is_integer, is_number
+from t5like.errors import UserError, is_finite, is_integer, is_number
 from t5like.finetuning.trainable import Episode, Trainable, check_patterns, matching
 from t5like.finetuning.variables import BACKBONE, HEAD, Variable, Variables
 from t5like.models.shapes import boxed_shapes
@@ -163,8 +163,8 @@ def layer_sites(model: nn.Module, name: str) -> list[str]:
 
 
 def positive(name: str, value: Any, whole: bool = True) -> None:
-  if not (is_integer(value) if whole else is_number(value)) or not value > 0:
-    what = "an integer" if whole else "a number"
+  if not (is_integer(value) if whole else is_finite(value)) or not value > 0:
+    what = "an integer" if whole else "a finite number"
     raise UserError(f"invalid {name}: {value!r}", expected=f"{what} above 0")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 # The key determines a record's position in the stored order, as in TFDS's builders.
@@ -140,12 +141,17 @@ def json_objects(file: OriginalFile) -> Iterator[tuple[int, dict[str, Any]]]:
     if not line.strip():
       continue
     try:
-      record = json.loads(line)
-    except json.JSONDecodeError as error:
-      raise file.malformed(number, f"a JSON object ({error.msg} at column {error.colno})", line) from None
+      record = storage.parse_json(line, object)
+    except ValueError as error:
+      raise file.malformed(number, f"a JSON object ({json_problem(error)})", line) from None
     if not isinstance(record, dict):
       raise file.malformed(number, "a JSON object", line)
     yield number, record
+
+
+def json_problem(error: ValueError) -> str:
+  """Returns what `storage.parse_json` did not accept, without the line: the row or file may be a part of another."""
+  return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def check_row(features: Any, row: dict[str, Any], file: OriginalFile, line: int | str) -> dict[str, Any]:

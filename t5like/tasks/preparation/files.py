@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from t5like.errors import UserError
 from t5like.files import storage
+from t5like.files.source_files import check_is_file
 
 COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -46,6 +47,7 @@ class OriginalFile:
 
   def open(self) -> BinaryIO:
     """Opens the uncompressed bytes."""
+    check_is_file(self.path)
     if self.path.suffix == ".zip":
       return _open_member(self)
     if storage.is_remote(self.path):

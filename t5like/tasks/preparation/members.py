@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, json_objects
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
@@ -48,9 +49,11 @@ def holds_json(file: OriginalFile) -> bool:
     )
   first = next((line for _, line in file.lines() if line.strip()), "")
   try:
-    return isinstance(json.loads(first), dict)
+    return isinstance(storage.parse_json(first, object), dict)
   except json.JSONDecodeError:
     return False
+  except ValueError:  # JSON that cannot be read
+    return first.lstrip().startswith("{")
 
 
 def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> list[SourceSplit]:

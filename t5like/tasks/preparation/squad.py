@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique, splits_of_files
+from t5like.files import storage
+from t5like.tasks.preparation.datasets import (
+  Dataset,
+  KeyedRow,
+  SourceSplit,
+  check_row,
+  check_unique,
+  json_problem,
+  splits_of_files,
+)
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _STEMS = {"train": "train", "validation": "dev"}
@@ -31,9 +39,9 @@ def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[
 def _questions(file: OriginalFile, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields each question with its path in the file, `data[3].paragraphs[0].qas[2]`."""
   try:
-    content = json.loads(file.text())
-  except json.JSONDecodeError as error:
-    raise file.malformed(error.lineno, f"JSON ({error.msg} at column {error.colno})", "") from None
+    content = storage.parse_json(file.text(), object)
+  except ValueError as error:
+    raise file.malformed(getattr(error, "lineno", 1), f"JSON ({json_problem(error)})", "") from None
   for a, article in enumerate(_list(content, "data", file, "the file")):
     place = f"data[{a}]"
     for p, paragraph in enumerate(_list(article, "paragraphs", file, place)):

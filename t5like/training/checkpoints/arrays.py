@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from t5like.files import storage
+from t5like.files.system_errors import error_code, root_cause
 from t5like.training.optimizers.rules import path_text
 
-_SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # in TensorStore's messages, after long paths
 _TRIAL_BYTES = 2**30  # read at a time by `check_readable`
 _MAX_PLAUSIBLE = 1e20  # parameters and moments of a run that trains are far smaller
 
@@ -47,10 +46,9 @@ def orbax_path(path: Path) -> Any:
 
 def cause_of(error: BaseException) -> str:
   """Returns an error's root cause in one line: TensorStore's messages fill pages."""
-  while error.__cause__ is not None:
-    error = error.__cause__
-  if found := _SYSTEM_ERROR.search(str(error)):
-    return os.strerror(int(found.group(1)))
+  error = root_cause(error)
+  if code := error_code(error):
+    return os.strerror(code)
   return next(iter(str(error).splitlines()), type(error).__name__)[:300]
 
 

@@ -8,6 +8,7 @@ and arrays.py use Orbax.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -24,6 +25,7 @@ import t5like.training.checkpoints.integrity as integrity
 from t5like.console import byte_size
 from t5like.errors import RunError, UserError
 from t5like.files import storage
+from t5like.files.system_errors import as_os_error
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints.arrays import Unreadable, cause_of, orbax_path, read_arrays, read_nested, stored_arrays
 from t5like.training.checkpoints.folders import (
@@ -71,8 +73,6 @@ class Checkpoints:
     self._retention = CheckpointRetention(last=retention) if isinstance(retention, int) else retention
     run_on_process_zero(self._prepare_folder)
     self._checkpointer = _checkpointer()
-    for name in ("absl", "asyncio"):  # used by Orbax
-      logging.getLogger(name).addFilter(_WITHOUT_ORBAX_TRACEBACKS)
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
 
@@ -209,11 +209,18 @@ class Checkpoints:
 def save_parameters(
   model_dir: str | Path, params: Any, step: int = 0, fingerprint: Mapping[str, Any] | None = None
 ) -> Path:
-  """Writes a checkpoint without optimizer state, as `t5like convert` does, and returns its folder."""
+  """Writes a checkpoint without optimizer state, as `t5like convert` does, and returns its folder.
+
+  Raises OSError if that is not possible, such as on a full disk.
+  """
   checkpoint = checkpoints_folder(model_dir) / str(step)
   checkpoint.parent.mkdir(parents=True, exist_ok=True)
   clear_leftovers(checkpoint.parent)
-  with contextlib.closing(_checkpointer()) as checkpointer:
+  free, needed = storage.free_bytes(checkpoint.parent), checkpoint_bytes(params)
+  if free < needed:
+    full = os.strerror(errno.ENOSPC)
+    raise OSError(errno.ENOSPC, f"{full}: {byte_size(free)} free, {byte_size(needed)} needed")
+  with as_os_error(), contextlib.closing(_checkpointer()) as checkpointer:
     items = {
       PARAMS: ocp.args.StandardSave(params),
       METADATA: ocp.args.JsonSave({"fingerprint": dict(fingerprint or {})}),
@@ -263,8 +270,8 @@ def check_disk_space(model_dir: str | Path, bytes_needed: int) -> None:
     )
 
 
-def checkpoint_bytes(state: TrainState) -> int:
-  """Returns the size of a checkpoint of this state (arrays or shapes), to a few kilobytes."""
+def checkpoint_bytes(state: Any) -> int:
+  """Returns the size of a checkpoint of this state or these parameters (arrays or shapes), to a few kilobytes."""
   return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
 
 
@@ -305,6 +312,8 @@ def _averaged(checkpoint: Path) -> Any:
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
+  for name in ("absl", "asyncio"):  # used by Orbax
+    logging.getLogger(name).addFilter(_WITHOUT_ORBAX_TRACEBACKS)
   # Creates folders before save returns, so that a folder that cannot be created is an error at once.
   return ocp.AsyncCheckpointer(
     ocp.CompositeCheckpointHandler(), async_options=ocp.AsyncOptions(create_directories_asynchronously=False)

@@ -229,6 +229,7 @@ def test_a_model_that_hugging_face_cannot_run_is_not_exported(tmp_path):
     ("d_ff", None, "a whole number"),
     ("dropout_rate", "a", "a number"),
     ("layer_norm_epsilon", float("nan"), "a number"),
+    ("layer_norm_epsilon", 10**400, "a number"),
     ("feed_forward_proj", 7, "of the wrong type"),
     ("model_type", ["t5"], "unsupported model_type"),
     ("relative_attention_num_buckets", 10**9, "relative_max_distance"),
@@ -241,6 +242,32 @@ def test_an_inconsistent_config_is_rejected_before_anything_is_allocated(tmp_pat
   with pytest.raises(UserError) as error:
     huggingface.load(tmp_path)
   assert "config.json" in str(error.value) and message in str(error.value)
+
+
+@pytest.mark.parametrize("architectures", [float("nan"), 3, True, "T5EncoderModel", None])
+def test_architectures_that_are_not_a_list_are_as_if_they_were_not_given(rewritten, architectures):
+  assert_same(rewritten("t5_1_1", config=lambda c: c | {"architectures": architectures}), "t5_1_1")
+
+
+def test_whole_numbers_in_the_place_of_others(rewritten):
+  """XLA would compute with an integer of 32 bits."""
+  imported = huggingface.load(rewritten("t5_1_1", config=lambda c: c | {"layer_norm_epsilon": 10**12}))
+  assert imported.model.config.norm_epsilon == 1e12 and type(imported.model.config.norm_epsilon) is float
+  tokens = {name: np.ones((1, 2), np.int32) for name in ("encoder_input_tokens", "decoder_input_tokens")}
+  assert np.isfinite(imported.model.apply({"params": imported.params}, tokens)["logits"]).all()
+
+
+@pytest.mark.parametrize(
+  ("case", "name"),
+  [
+    ("t5_1_1", "encoder.final_layer_norm.weight"),
+    ("gpt2", "transformer.ln_f.weight"),
+    ("bert", "bert.pooler.dense.bias"),
+  ],
+)
+def test_a_tensor_that_is_a_single_number_is_refused(rewritten, case, name):
+  with pytest.raises(UserError, match=f"{name.partition('.')[2]} in .*{case} is a single number"):
+    huggingface.load(rewritten(case, lambda t: t | {name: np.ones((), np.float32)}))
 
 
 @pytest.mark.parametrize("content", ["[1]", "[" * 100_000, "x", "null", "3", '{"a": '])

@@ -186,6 +186,49 @@ def test_a_folder_that_contradicts_itself_is_refused(case, settings, tensors, me
     import_peft(read_folder(tmp_path), huggingface.load(GOLDEN / "t5_1_1").model)
 
 
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"rank_pattern": [1]}, r"invalid rank_pattern in .*adapter_config.json: \[1\]"),
+    ({"rank_pattern": {"q": "y"}}, r"invalid rank_pattern\['q'\] in .*: y"),
+    ({"alpha_pattern": {"q": [1]}}, r"invalid alpha_pattern\['q'\] in .*: \[1\]"),
+    ({"lora_alpha": float("inf")}, "invalid lora_alpha in .*: inf"),
+    ({"lora_alpha": 10**400}, "invalid lora_alpha in .*: 1000"),
+    ({"lora_alpha": True}, "invalid lora_alpha in .*: True"),
+    ({"lora_dropout": "x"}, "invalid lora_dropout in .*: x"),
+    ({"task_type": []}, r"invalid task_type in .*: \[\]"),
+    ({"feedforward_modules": 5}, "invalid feedforward_modules in .*: 5"),
+    ({"rank_pattern": {"(": 2}}, r"unsupported expression in .*: '\('"),
+    ({"rank_pattern": {"((.*)*)*X": 2}}, r"unsupported expression in .*\n.*it repeats a group"),
+    ({"alpha_pattern": {".*.*.*.*.*X": 2}}, r"unsupported expression in .*\n.*more than 4 parts"),
+    ({"feedforward_modules": "a" * 501}, r"unsupported expression in .*\n.*it is too long"),
+  ],
+)  # fmt: skip
+def test_settings_of_an_adapter_are_checked(settings, message, tmp_path):
+  shutil.copytree(GOLDEN / "peft/t5_lora", tmp_path, dirs_exist_ok=True)
+  config = json.loads((tmp_path / "adapter_config.json").read_text()) | settings
+  (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+  with pytest.raises(UserError, match=message):
+    read_folder(tmp_path)
+
+
+def test_expressions_for_modules_are_read_as_peft_does(tmp_path):
+  shutil.copytree(GOLDEN / "peft/t5_lora", tmp_path, dirs_exist_ok=True)
+  config = json.loads((tmp_path / "adapter_config.json").read_text())
+  patterns = {r"block\.\d+\.layer\.0\.SelfAttention\.(q|v)": 6, "v": 7}
+  (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"alpha_pattern": patterns}))
+  method = import_peft(read_folder(tmp_path), huggingface.load(GOLDEN / "t5_1_1").model).method
+  assert {method.alpha, *method.alphas.values()} == {4.0, 6.0, 7.0}  # the queries of cross-attention have the default
+
+
+def test_a_tensor_that_is_a_single_number_is_refused(tmp_path):
+  shutil.copytree(GOLDEN / "peft/t5_lora", tmp_path, dirs_exist_ok=True)
+  saved = load_file(tmp_path / "adapter_model.safetensors")
+  save_file(saved | {min(saved): np.ones((), np.float32)}, tmp_path / "adapter_model.safetensors")
+  with pytest.raises(UserError, match="lora_A.weight in .*adapter_model.safetensors is a single number"):
+    read_folder(tmp_path)
+
+
 @pytest.mark.parametrize("setting", [{"alora_invocation_tokens": [5]}, {"use_bdlora": {"nblocks": 2}}])
 def test_lora_that_acts_in_another_way_is_refused(setting):
   folder = read_folder(GOLDEN / "peft" / "gpt2_lora")

@@ -147,6 +147,8 @@ def test_directories_keep_the_head(tmp_path):
   [
     ("modules.json", "[]", "has no modules"),
     ("modules.json", '[{"idx": 0}]', "modules.json is invalid"),
+    ("modules.json", "[" * 100_000, "modules.json is invalid\n.*nested too deeply"),
+    ("tokenizer.json", "{}", "is not a tokenizer.json"),
     ("modules.json", '[{"type": "a.Transformer", "path": "../../etc"}]', "outside of its folder"),
     ("modules.json", '[{"type": "a.Transformer", "path": ""}, {"type": "a.CNN", "path": "c"}]', "unsupported modules"),
     ("1_Pooling/config.json", '{"pooling_mode": "median"}', "unsupported pooling"),

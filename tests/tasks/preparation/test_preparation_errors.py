@@ -1,15 +1,18 @@
 """Errors in original files are reported with file and line, and leave no partial output."""
 
 import json
-import resource
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from t5like.errors import UserError
 from t5like.tasks.preparation import catalogue, storing
-from t5like.tasks.preparation.files import Folder
+from t5like.tasks.preparation.files import Folder, OriginalFile
+from t5like.tasks.preparation.members import holds_json
 
 FILES = Path(__file__).resolve().parents[2] / "data/original_files"
 
@@ -50,6 +53,8 @@ def replace_line(path: Path, line: int, text: str | bytes) -> str:
     ("glue/mrpc", "glue/MRPC/msr_paraphrase_train.txt", 3, "7\t1\t2\ta\tb", "0 or 1 as Quality", "7"),
     ("super_glue/cb", "superglue/CB/train.jsonl", 2, '{"premise": ', "a JSON object", '{"premise":'),
     ("super_glue/cb", "superglue/CB/train.jsonl", 2, "[1]", "a JSON object", "[1]"),
+    ("super_glue/cb", "superglue/CB/train.jsonl", 2, "[" * 100_000, "a JSON object (nested too deeply)", "[[["),
+    ("super_glue/cb", "superglue/CB/train.jsonl", 2, "9" * 5000, "a JSON object (Exceeds the limit", "999 ..."),
     ("super_glue/cb", "superglue/CB/val.jsonl", 1, '{"premise": "a", "hypothesis": "b", "idx": 0}', "'label'", "idx"),
     (
       "super_glue/cb",
@@ -106,6 +111,42 @@ def test_an_invalid_question_is_named_by_its_path(files, tmp_path, change, place
   path.write_text(json.dumps(content))
   error = failure("squad/v1.1", files / "squad", tmp_path / "out")
   assert error.lines["file"] == f"{path}:{place}" and expected in error.lines["expected"]
+
+
+@pytest.mark.parametrize(
+  ("text", "line", "expected"),
+  [
+    ('{"data":\n[}', 2, "JSON (Expecting value at column 2)"),
+    ("[" * 100_000, 1, "JSON (nested too deeply)"),
+    ("[" + "9" * 5000, 1, "JSON (Exceeds the limit"),
+  ],
+  ids=["syntax", "depth", "digits"],
+)
+def test_a_file_of_squad_that_is_not_json(files, tmp_path, text, line, expected):
+  path = files / "squad/train-v1.1.json"
+  path.write_text(text)
+  error = failure("squad/v1.1", files / "squad", tmp_path / "out")
+  assert error.lines["file"] == f"{path}:{line}" and error.lines["expected"].startswith(expected)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "9" * 5000], ids=["list", "object", "digits"])
+def test_the_first_line_says_what_a_file_holds(tmp_path, text):
+  (tmp_path / "part-00000").write_text(f"{text}\n")
+  assert holds_json(OriginalFile(tmp_path / "part-00000")) == text.startswith("{")
+
+
+def test_a_device_is_not_a_file(tmp_path):
+  (tmp_path / "train.jsonl").symlink_to("/dev/zero")
+  with pytest.raises(UserError, match="train.jsonl is not a file"):
+    next(OriginalFile(tmp_path / "train.jsonl").lines())
+
+
+def test_a_pipe_is_a_file(tmp_path):
+  os.mkfifo(tmp_path / "train.txt")
+  writer = threading.Thread(target=(tmp_path / "train.txt").write_text, args=("one\ntwo\n",))
+  writer.start()
+  assert [line for _, line in OriginalFile(tmp_path / "train.txt").lines()] == ["one", "two"]
+  writer.join()
 
 
 def test_squad_1_is_not_accepted_as_squad_2(files, tmp_path):
@@ -173,12 +214,8 @@ def test_a_full_disk_is_reported_and_leaves_nothing(files, tmp_path):
   rows = ({"text": "word " * 200} for _ in range(200))
   (files / "c4/c4-validation.00000-of-00001.json.xz").unlink()
   (files / "c4/more-train.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))  # simulates a full disk without root
-  try:
+  with full_disk(64 << 10):
     error = failure("c4/en", files / "c4", tmp_path / "out")
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert "no space left" in error.what and error.lines["try"].startswith("--out")
   assert all_paths(tmp_path / "out") == []
 

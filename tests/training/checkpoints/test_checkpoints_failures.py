@@ -22,6 +22,7 @@ from t5like.training.checkpoints import (
   load_parameters,
   newest_intact,
   restore_state,
+  save_parameters,
 )
 from t5like.training.checkpoints.integrity import find_damage
 from t5like.training.guards.run_lock import LOCK, sole_trainer
@@ -90,6 +91,13 @@ def test_a_disk_that_fills_up_during_a_save(small_disk):
   assert " free when it failed; a checkpoint needs 395.5 kB" in error.value.lines["disk"]
   assert error.value.lines["intact"].startswith("checkpoint 1")
   assert checkpoint_steps(small_disk) == [1] and find_damage(small_disk / "checkpoints/1") is None
+
+
+def test_parameters_that_do_not_fit_are_not_written(small_disk):
+  leave_free(small_disk, 65536)
+  with pytest.raises(OSError, match=r"No space left on device: 65.5 kB free, 131.8 kB needed"):
+    save_parameters(small_disk, parameters(width=256))
+  assert checkpoint_steps(small_disk) == []
 
 
 def test_a_disk_that_takes_no_more_files(small_disk):
