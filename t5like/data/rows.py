@@ -194,10 +194,16 @@ class ExampleRows:
   def plan(self) -> PackingPlan:
     """The packing plan, from lengths after trimming and with end-of-sequence."""
     room = np.array([self.lengths.inputs, self.lengths.targets])
-    sides = [
-      example_lengths(self.cache, feature) + sum(map(len, around)) for feature, around in _around(self.special).items()
-    ]
-    return plan_packing(np.minimum(np.stack(sides, axis=1), room), room)
+    return plan_packing(np.stack([self._sides["inputs"], self._sides["targets"]], axis=1), room)
+
+  @property
+  def _sides(self) -> dict[str, np.ndarray]:
+    """The lengths of inputs and targets of all examples in rows."""
+    room = {"inputs": self.lengths.inputs, "targets": self.lengths.targets}
+    return {
+      feature: np.minimum(example_lengths(self.cache, feature) + sum(map(len, around)), room[feature])
+      for feature, around in _around(self.special).items()
+    }
 
   @property
   def rows_per_epoch(self) -> int:
@@ -209,10 +215,11 @@ class ExampleRows:
 
   @property
   def efficiency(self) -> float:
-    """The fraction of input tokens that are not padding."""
-    around = sum(map(len, _around(self.special)["inputs"]))
-    tokens = np.minimum(example_lengths(self.cache, "inputs") + around, self.lengths.inputs).sum()
-    return float(tokens / (self.rows_per_epoch * self.lengths.inputs))
+    """The fraction of input tokens that are not padding; of target tokens if there are no inputs."""
+    used, room = self._sides["inputs"], self.lengths.inputs
+    if not used.any():
+      used, room = self._sides["targets"], self.lengths.targets
+    return float(used.sum() / max(self.rows_per_epoch * room, 1))
 
   def rows(self, numbers: np.ndarray) -> Batch:
     epochs, rows = shuffled(numbers, self.rows_per_epoch, self.seed)

@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +51,8 @@ MISSING_GUARANTEES = """\
 streamed through seqio, without a token cache and its guarantees:
 - a batch is not a function of (seed, step): resuming needs the tf.data state saved with every checkpoint
 - a different number of hosts gives different batches, and restarts the stream on resuming
-- text is shuffled only within seqio's buffer, not over the full epoch
+- text is shuffled only within seqio's buffer, not over the full epoch; of a task smaller than the buffer, rows may
+  repeat before all have been read
 - rows per epoch, number of epochs and packing efficiency are not known in advance"""
 
 
@@ -217,10 +220,18 @@ def _end(process: multiprocessing.process.BaseProcess, connection: Connection) -
   process.join()
 
 
+def _exit_with_parent() -> None:
+  parent = multiprocessing.parent_process().pid
+  while os.getppid() == parent:
+    time.sleep(1.0)
+  os._exit(0)
+
+
 def _serve(connection: Connection, settings: StreamSettings, seed: int, state: Path | None) -> None:
   """Runs in the other process: opens the stream, reads the first batch, then serves requests."""
   for number in (signal.SIGINT, signal.SIGTERM):  # these reach all processes of a job; the run decides
     signal.signal(number, signal.SIG_IGN)
+  threading.Thread(target=_exit_with_parent, daemon=True).start()  # a pipeline may never return
   os.environ["JAX_PLATFORMS"] = "cpu"  # the devices belong to the run
   try:
     load_seqio()

@@ -61,8 +61,10 @@ class SpanCorruption(Objective):
       raw += 1
     lengths = self._lengths_for(raw)
     if self.noise_density == 0.5 and lengths.targets > lengths.inputs:
-      # As in the original: at 50% noise, one raw token less keeps inputs and targets at the requested length.
-      lengths = Lengths(raw - 1, lengths.inputs, lengths.targets - 1)
+      # As in the original: at 50% noise, one raw token less keeps inputs and targets at the requested length. Where the
+      # number of noise tokens is the same, the original cuts off the end.
+      targets = lengths.targets - 1 if self.variant == "t5" else self._lengths_for(raw - 1).targets
+      lengths = Lengths(raw - 1, lengths.inputs, targets)
     return dataclasses.replace(lengths, inputs=inputs)
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import traceback
 from typing import Any
 
+import jax
 import numpy as np
 
 from t5like.errors import UserError
@@ -51,8 +52,28 @@ def check_output(objective: Objective, lengths: Lengths, special: SpecialTokens)
   """Applies an objective to a full and a shorter row; raises UserError unless the output is what it declares."""
   text = np.random.default_rng(0).choice(special.replacement_ids, (2, max(lengths.raw, 1)))
   rows = Ragged(text, np.array([lengths.raw, -(-lengths.raw // 2)]))
+  result, again = (_applied(objective, rows, special) for _ in range(2))
+  expected = Masked if objective.makes == "masked" else Pairs
+  if not isinstance(result, expected):
+    raise UserError(f"the objective {objective.name} returns {type(result).__name__}", expected=expected.__name__)
+  sides = {"inputs": result.inputs}
+  sides["targets"] = result.targets if isinstance(result, Pairs) else Ragged(result.targets, result.inputs.lengths)
+  for name, side in sides.items():
+    if len(side.tokens) != len(text) or len(side.lengths) != len(text):
+      raise UserError(f"{name} of the objective {objective.name} are {len(side.tokens)} rows of {len(text)} texts")
+    _check_side(objective, name, side, getattr(lengths, name if isinstance(result, Pairs) else "inputs"), special)
+  if not all(
+    map(np.array_equal, jax.tree.leaves(dataclasses.asdict(result)), jax.tree.leaves(dataclasses.asdict(again)))
+  ):
+    raise UserError(
+      f"the objective {objective.name} returns something else for the same rows and draws",
+      expected="random numbers from `draws` only: a batch depends on the seed and the step alone",
+    )
+
+
+def _applied(objective: Objective, rows: Ragged, special: SpecialTokens) -> Any:
   try:
-    result = objective(Rows(rows.tokens, rows.lengths, rows), Draws.of(0, 0, np.arange(2)), special)
+    return objective(Rows(rows.tokens.copy(), rows.lengths, rows), Draws.of(0, 0, np.arange(2)), special)
   except UserError:
     raise
   except Exception as error:
@@ -60,19 +81,16 @@ def check_output(objective: Objective, lengths: Lengths, special: SpecialTokens)
     raise UserError(
       f"the objective {objective.name} fails: {type(error).__name__}: {error}", file=f"{place.filename}:{place.lineno}"
     ) from error
-  expected = Masked if objective.makes == "masked" else Pairs
-  if not isinstance(result, expected):
-    raise UserError(f"the objective {objective.name} returns {type(result).__name__}", expected=expected.__name__)
-  sides = {"inputs": result.inputs}
-  sides["targets"] = result.targets if isinstance(result, Pairs) else Ragged(result.targets, result.inputs.lengths)
-  for name, side in sides.items():
-    _check_side(objective, name, side, getattr(lengths, name if isinstance(result, Pairs) else "inputs"), special)
 
 
 def _check_side(objective: Objective, name: str, side: Ragged, length: int, special: SpecialTokens) -> None:
   """Raises UserError if inputs or targets are longer than declared, or have ids that are not in the vocabulary."""
   largest = max(special.vocab_size - 1, special.mask or 0, *special.sentinels, *special.others)
   ids = side.tokens[side.valid]
+  if not np.issubdtype(ids.dtype, np.integer):
+    raise UserError(
+      f"{name} of the objective {objective.name} are {ids.dtype}", expected="token ids, which are integers"
+    )
   if len(ids) and not 0 <= ids.min() <= ids.max() <= largest:
     raise UserError(
       f"{name} of the objective {objective.name} have ids from {ids.min():,} to {ids.max():,}",

@@ -29,6 +29,7 @@ from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.tasks.sources import seedable
 from t5like.vocabularies import Vocabulary
 
+_MOST_EMPTY = 10_000  # examples
 _SIZE, _SEGMENTS = "_size", "_segment_ids"  # suffixes of feature names; the second is seqio's
 
 
@@ -105,21 +106,23 @@ class Stream:
     tf.config.set_visible_devices([], "GPU")  # TensorFlow would reserve all GPU memory
     self._name, self._pack, self._masked = found.name, pack, objective is not None and objective.makes == "masked"
     with explain_pipeline_errors(self._name):
-      dataset = found.get_dataset(
+      read = functools.partial(
+        found.get_dataset,
         sequence_length=lengths,
         split=split,
-        shuffle=True,
         seed=seed,
         shard_info=seqio.ShardInfo(*shard),
-        num_epochs=None,
         trim_output_features=objective is None,
         try_in_mem_cache=False,  # tf.data would save the cache with its state
       )
+      dataset = read(shuffle=True, num_epochs=None)
       names = list(found.output_features)
       if objective is None:
         finished_tokens.check_features(self._name, dataset.element_spec)
         names = [name for name in ("inputs", "targets") if name in dataset.element_spec]
       packed = {name: length for name, length in lengths.items() if name in names}
+      if pack:
+        _check_packable(found.name, read(shuffle=False, num_epochs=1), list(packed))
       batch = _packed(dataset, packed) if pack else _padded(dataset, names)
       self._iterator = iter(batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
@@ -156,6 +159,20 @@ class Stream:
         because=reason(error),
         try_="remove this folder: the stream then starts over",
       ) from None
+
+
+def _check_packable(task: str, dataset: tf.data.Dataset, names: list[str]) -> None:
+  """Raises UserError if all examples would be dropped: an endless dataset then never has a next one."""
+  count = 0
+  for example in dataset.take(_MOST_EMPTY):
+    if all(tf.size(example[name]) > 0 for name in names):
+      return
+    count += 1
+  if count:
+    raise UserError(
+      f"task {task!r} cannot be packed: of its first {count:,} examples, all have empty {' or '.join(names)}",
+      try_="--gin.PACK=False",
+    )
 
 
 def _padded(dataset: tf.data.Dataset, names: list[str]):
@@ -196,10 +213,12 @@ def _packed(dataset: tf.data.Dataset, lengths: Mapping[str, int]):
 
 
 def _unpacked(values: Mapping[str, np.ndarray]) -> StreamBatch:
-  counts = values[f"inputs{_SEGMENTS}"].max(axis=1)  # texts per row
+  counts = values[f"targets{_SEGMENTS}"].max(axis=1)  # texts per row
   first = np.cumsum(counts) - counts
 
   def texts(name: str) -> Ragged:
+    if name not in values:
+      return Ragged(np.zeros((counts.sum(), 0), np.int32), np.zeros(counts.sum(), np.int64))
     segments = values[f"{name}{_SEGMENTS}"]
     real = segments > 0
     number = (first[:, None] + segments - 1)[real]

@@ -275,6 +275,10 @@ def test_efficiency_is_the_fraction_of_inputs_that_is_not_padding(tmp_path):
   assert data.ExampleRows(cache, LENGTHS, SPECIAL, 0).efficiency == 24 / 48
   packed = data.ExampleRows(cache, LENGTHS, SPECIAL, 0, pack=True)
   assert packed.rows_per_epoch == 2 and packed.efficiency == 24 / 32
+  cache = make_cache(tmp_path / "alone", [{"targets": "9 " * n} for n in (2, 30, 4)], ["targets"])
+  alone = data.ExampleRows(cache, LENGTHS, SPECIAL, 0)
+  shares = [min(n + 1, LENGTHS.targets) / LENGTHS.targets for n in (2, 30, 4)]
+  assert alone.efficiency == pytest.approx(sum(shares) / 3)
 
 
 def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):

@@ -288,6 +288,12 @@ class Copies(Objective):
   def __call__(self, rows, draws, special):
     if self.change == "raises":
       raise ValueError("boom")
+    if self.change == "fewer rows":
+      rows = Rows(rows.tokens[:1], rows.lengths[:1])
+    if self.change == "fractions":
+      rows = Rows(rows.tokens.astype(np.float32), rows.lengths)
+    if self.change == "undrawn":
+      rows = Rows(np.random.default_rng().permuted(rows.tokens, axis=1), rows.lengths)
     targets = Ragged(rows.tokens + (5000 if self.change == "ids" else 0), rows.lengths)
     return targets if self.change == "rows" else Pairs(Ragged(rows.tokens, rows.lengths), targets)
 
@@ -298,6 +304,9 @@ class Copies(Objective):
     ("short", "targets of the objective copies have 64 tokens, 32 by its method lengths"),
     ("ids", r"targets of the objective copies have ids from 5,\d+ to 6,\d+\n +expected +0 to 1,999"),
     ("rows", "copies returns Ragged\n +expected +Pairs"),
+    ("fewer rows", "inputs of the objective copies are 1 rows of 2 texts"),
+    ("fractions", "inputs of the objective copies are float32\n +expected +token ids"),
+    ("undrawn", "something else for the same rows and draws\n +expected +random numbers from `draws` only"),
     ("raises", r"copies fails: ValueError: boom\n +file +.*test_catalogue.py:\d+"),
   ],
 )

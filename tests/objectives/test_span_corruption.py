@@ -39,6 +39,16 @@ def test_lengths_of_the_published_helper_test():
   assert SpanCorruption(0.2, 1.0, "t5").lengths(64).targets == 27
 
 
+@pytest.mark.parametrize("inputs, mean", [(512, 5), (128, 5), (256, 10), (256, 3), (64, 1)])
+def test_half_of_the_tokens_as_noise_fits_the_lengths_that_are_declared(inputs, mean):
+  objective = SpanCorruption(noise_density=0.5, mean_span_length=mean)
+  lengths, rows = objective.lengths(inputs), 4
+  texts = Rows.full(np.random.default_rng(0).choice(np.arange(10, 900), (rows, lengths.raw)))
+  made = objective(texts, Draws.of(0, 0, np.arange(rows)), SPECIAL)
+  assert made.inputs.lengths.max() + 1 <= lengths.inputs == inputs
+  assert set(made.targets.lengths + 1) == {lengths.targets}  # with the last sentinel and EOS
+
+
 def spans_of(rows, length, density, mean, ends_free):
   return random_spans(Draws.of(0, 0, np.arange(rows)), np.full(rows, length), length, density, mean, ends_free)
 

@@ -3,6 +3,7 @@
 No pipeline here calls back into Python while it runs: its teardown could hang (see the module).
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -75,6 +76,38 @@ def test_examples_are_complete_and_in_the_runs_vocabulary(pack):
       assert len(sizes[0]) == 4 and sizes[0].max() <= 40 and sizes[1].max() <= 12
   assert set(seen) <= set(rows("sum")) and len(set(seen)) > 20
   assert len(seen) > 40 if pack else len(seen) == 32
+
+
+def test_targets_alone_are_packed():
+  read = lambda split, shuffle_files: tf.data.Dataset.from_tensor_slices({"targets": NUMBERS})  # noqa: E731
+  task = seqio.Task(
+    "numbers",
+    source=seqio.FunctionDataSource(read, splits=["train"]),
+    preprocessors=[
+      seqio.preprocessors.tokenize,
+      lambda dataset: dataset,  # a step on tokens: the task is no corpus
+      seqio.preprocessors.append_eos_after_trim,
+    ],
+    output_features={"targets": default_features()["targets"]},
+  )
+  batch = next(stream(task, pack=True))
+  sides = batch.texts.inputs, batch.texts.targets
+  assert [len(side.lengths) for side in sides] == 2 * [len(batch.row)] and len(batch.row) > 4
+  assert not sides[0].lengths.any() and np.bincount(batch.row, sides[1].lengths).max() <= 12
+  words = [TINY.decode(ids[: n - 1]) for ids, n in zip(sides[1].tokens, sides[1].lengths, strict=True)]
+  assert set(words) <= set(NUMBERS)
+
+
+def test_examples_that_packing_drops_all_are_refused():
+  features = {name: dataclasses.replace(feature, add_eos=False) for name, feature in default_features().items()}
+  empty = seqio.map_over_dataset(lambda example: example | {"targets": ""})
+  with pytest.raises(UserError, match="of its first 40 examples, all have empty inputs or targets"):
+    stream(labeled("sum", [empty], features), pack=True)
+  begins = lambda example: tf.strings.regex_full_match(example["targets"], ".* zero .*")  # noqa: E731
+  first_half = seqio.map_over_dataset(lambda example: example | {"targets": tf.where(begins(example), "", "x")})
+  assert len(next(stream(labeled("sum", [first_half], features), pack=True)).row)
+  with pytest.raises(UserError, match="has no examples"):
+    next(stream(labeled("sum", count=0), pack=True))
 
 
 def test_packing_keeps_an_id_of_zero():
