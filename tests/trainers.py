@@ -34,7 +34,7 @@ def tiny_settings(folder, token_caches, model) -> dict:
   )
 
 
-def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> subprocess.Popen:
+def start(arguments, devices=1, host=0, hosts=1, port=None, folder=None, **environment) -> subprocess.Popen:
   """One `t5like train`; with `hosts`, one of a pod whose process 0 listens on `port`."""
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_NUM_CPU_DEVICES": str(devices), **environment}
   if hosts > 1:
@@ -46,6 +46,7 @@ def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> su
   return subprocess.Popen(
     [sys.executable, "-m", "t5like", *map(str, arguments)],
     env=env,
+    cwd=folder,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

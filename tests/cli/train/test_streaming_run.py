@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import shutil
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +63,51 @@ def streamed(small_model, tmp_path):
     "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
     "--gin.LENGTHS={'inputs': 32}", f"--gin.CACHE_DIR={tmp_path}/tokens", "--gin.LOG_PERIOD=1", "--gin.STREAM=True",
   ]  # fmt: skip
+
+
+ENDLESS = """
+import seqio, tensorflow as tf
+from t5like.tasks.registry import default_features
+def read(split, shuffle_files=False, seed=None):
+  rows = tf.data.Dataset.from_tensors({"inputs": "a", "targets": "b"}).repeat()
+  open("reading", "w").close()
+  return rows.filter(lambda row: row["inputs"] == "c")
+source = seqio.FunctionDataSource(read, splits=["train"])
+steps = [seqio.preprocessors.tokenize, lambda rows: rows]
+seqio.TaskRegistry.add("endless", source=source, preprocessors=steps, output_features=default_features())
+"""
+
+
+def test_a_pipeline_that_never_returns_ends_with_its_run(small_model, tmp_path):
+  (tmp_path / "endless_tasks.py").write_text(ENDLESS)
+  line = ["train", *small_model, "--gin_file=runs/finetune.gin", "--gin.TASK=endless", "--gin.STREAM=True"]
+  line += ["--gin.TASK_MODULES=['endless_tasks']", "--gin.LENGTHS={'inputs': 8, 'targets': 4}", "--gin.INIT_FROM=None"]
+  line += ["--gin.EVAL_SPLIT=''", f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR={tmp_path}/tokens"]
+  process = start(line, folder=tmp_path)
+  try:
+    wait_for(lambda: (tmp_path / "reading").exists(), process)
+    time.sleep(1)
+    children = _descendants(process.pid)
+  finally:
+    process.kill()
+    process.communicate()
+  assert children
+  deadline = time.monotonic() + 20
+  while alive := [pid for pid in children if _is_running(pid)]:
+    assert time.monotonic() < deadline, alive
+    time.sleep(0.2)
+
+
+def _descendants(pid: int) -> list[int]:
+  found = [int(n) for path in Path(f"/proc/{pid}/task").glob("*/children") for n in path.read_text().split()]
+  return [*found, *(n for child in found for n in _descendants(child))]
+
+
+def _is_running(pid: int) -> bool:
+  try:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+  except OSError:
+    return False
 
 
 def test_batches_of_a_packed_task_have_the_layout_of_those_from_a_token_cache():
