@@ -226,13 +226,13 @@ def _check_effects(settings: Mapping[str, Binding], bindings: Sequence[Binding])
       continue
     reader = readers[name][-1]
     by = last[reader.target]
-    is_lost = by.shipped or (order[id(by)] < order[id(given)] and not by.where.startswith("--gin."))
-    if is_lost:
-      replaced = by.name
+    # Of two options of a command, the last one counts.
+    is_earlier_line = order[id(by)] < order[id(given)] and not by.where.startswith("--gin.")
+    if by.shipped or is_earlier_line:
+      reordered = ", or the files in another order (that of the model comes first)" if by.shipped else ""
       raise UserError(
-        f"{name} has no effect: {by.where} replaces {replaced}, which read it",
+        f"{name} has no effect: {by.where} replaces {by.name}, which read it",
         file=given.where,
         read=reader.where,
-        try_=f"--gin.{replaced}=... instead"
-        + (", or the files in another order (that of the model comes first)" if by.shipped else ""),
+        try_=f"--gin.{by.name}=... instead{reordered}",
       )

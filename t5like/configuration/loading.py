@@ -46,7 +46,7 @@ def load(
   file, an unknown name, an unused or missing macro, or a value of the wrong type.
   """
   statements = _read(files, overrides, search_paths)
-  imported = (s.module for s in statements if isinstance(s, Import))
+  imported = (s.module for s in statements if isinstance(s, Import))  # code of the user's may use any scope
   _activate(statements, all_scopes=all(is_inside(module, ("t5like",)) for module in imported))
 
 
@@ -90,7 +90,7 @@ def load_data(config: Path, modules: Sequence[str] = ()) -> None:
 
 
 def _activate(statements: Sequence[Statement], all_scopes: bool = False) -> None:
-  """Checks statements and makes them current. `all_scopes`: they use all scopes that exist, code of others has none."""
+  """Checks statements and makes them current; with `all_scopes` also that no scope is unused."""
   statements = with_short_names(replace_old_names(statements))
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)

@@ -108,7 +108,7 @@ class Binding:
   @property
   def name(self) -> str:
     """As in a gin file: NAME, or scope/selector.parameter."""
-    return self.macro_name + f".{self.parameter}" * bool(self.parameter)
+    return self.macro_name if self.is_macro else f"{self.macro_name}.{self.parameter}"
 
   @property
   def target(self) -> tuple[str, str, str]:

@@ -147,10 +147,12 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
   rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
   result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
-  seeds = (source.get(name) for name in ("train.random_seed", "RANDOM_SEED", "train/DatasetConfig.seed"))
-  seed = next((seed for seed in seeds if isinstance(seed, int)), None)  # those after it are listed if they differ
+  seeds = ("train.random_seed", "RANDOM_SEED", "train/DatasetConfig.seed")
+  seed = next((value for value in map(source.get, seeds) if isinstance(value, int)), None)
   if seed is not None:
     result.set("SEED", seed)
+  for name in seeds:
+    source.ignore_if_any(name, seed, None)
   if (split := source.get("train/DatasetConfig.split", "train")) != "train":
     result.set("train.split", split)
   if not (isinstance(task, str) and "span_corruption" in task):
@@ -160,8 +162,6 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
     # One task and one set of lengths here; T5X's None are the lengths of the data.
     source.ignore_if_any(f"{name}/DatasetConfig.task_feature_lengths", lengths, None)
   source.ignore_if_any("train_eval/DatasetConfig.mixture_or_task_name", task)
-  for name in ("train.random_seed", "RANDOM_SEED", "train/DatasetConfig.seed"):
-    source.ignore_if_any(name, seed, None)
   source.ignore_if_any("train/DatasetConfig.shuffle", True)
   source.ignore_if_any("SHUFFLE_TRAIN_EXAMPLES", True)
   source.mark("USE_CACHED_TASKS")

@@ -194,16 +194,12 @@ class ExampleRows:
   def plan(self) -> PackingPlan:
     """The packing plan, from lengths after trimming and with end-of-sequence."""
     room = np.array([self.lengths.inputs, self.lengths.targets])
-    return plan_packing(np.stack([self._sides["inputs"], self._sides["targets"]], axis=1), room)
+    return plan_packing(np.stack([self._used("inputs"), self._used("targets")], axis=1), room)
 
-  @property
-  def _sides(self) -> dict[str, np.ndarray]:
-    """The lengths of inputs and targets of all examples in rows."""
-    room = {"inputs": self.lengths.inputs, "targets": self.lengths.targets}
-    return {
-      feature: np.minimum(example_lengths(self.cache, feature) + sum(map(len, around)), room[feature])
-      for feature, around in _around(self.special).items()
-    }
+  def _used(self, feature: str) -> np.ndarray:
+    """Returns the tokens that each example takes in a row."""
+    around = sum(map(len, _around(self.special)[feature]))
+    return np.minimum(example_lengths(self.cache, feature) + around, getattr(self.lengths, feature))
 
   @property
   def rows_per_epoch(self) -> int:
@@ -216,9 +212,9 @@ class ExampleRows:
   @property
   def efficiency(self) -> float:
     """The fraction of input tokens that are not padding; of target tokens if there are no inputs."""
-    used, room = self._sides["inputs"], self.lengths.inputs
+    used, room = self._used("inputs"), self.lengths.inputs
     if not used.any():
-      used, room = self._sides["targets"], self.lengths.targets
+      used, room = self._used("targets"), self.lengths.targets
     return float(used.sum() / max(self.rows_per_epoch * room, 1))
 
   def rows(self, numbers: np.ndarray) -> Batch:

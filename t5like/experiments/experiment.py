@@ -186,7 +186,7 @@ class Experiment:
     return self.changed(model=self.method.tune(self.model.clone(tuning=None)))
 
   def changed(self, gin: str = "", **changes: Any) -> Experiment:
-    """Returns the experiment with other fields, which `gin` sets unless its gin text implies them."""
+    """Returns the experiment with other fields. `gin` sets them in its text, if that does not imply them already."""
     changed = dataclasses.replace(self, **changes)
     if self.config_text:
       object.__setattr__(changed, "config_text", f"{self.config_text}\n\n{gin}\n" if gin else self.config_text)

@@ -15,8 +15,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
-import time
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +33,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.languages import special_tokens
 from t5like.experiments.phases import Phase
 from t5like.files import storage
-from t5like.files.child_processes import ending, without_main
+from t5like.files.child_processes import end_with_process, ending, without_main
 from t5like.models.config import TransformerConfig
 from t5like.objectives import Lengths, Objective
 from t5like.tasks.quiet_start import load_seqio
@@ -220,18 +218,11 @@ def _end(process: multiprocessing.process.BaseProcess, connection: Connection) -
   process.join()
 
 
-def _exit_with_parent() -> None:
-  parent = multiprocessing.parent_process().pid
-  while os.getppid() == parent:
-    time.sleep(1.0)
-  os._exit(0)
-
-
 def _serve(connection: Connection, settings: StreamSettings, seed: int, state: Path | None) -> None:
   """Runs in the other process: opens the stream, reads the first batch, then serves requests."""
   for number in (signal.SIGINT, signal.SIGTERM):  # these reach all processes of a job; the run decides
     signal.signal(number, signal.SIG_IGN)
-  threading.Thread(target=_exit_with_parent, daemon=True).start()  # a pipeline may never return
+  end_with_process(multiprocessing.parent_process().pid, signal.SIGKILL)  # a pipeline may never return
   os.environ["JAX_PLATFORMS"] = "cpu"  # the devices belong to the run
   try:
     load_seqio()

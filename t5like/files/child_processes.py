@@ -95,14 +95,18 @@ def bound_environment() -> dict[str, str]:
 def exit_with_parent() -> None:
   """Makes this process exit when its parent does, if it was started with `bound_environment`."""
   parent = os.environ.pop(_PARENT_VARIABLE, None)
-  if parent is None:
-    return
-  _end_with_parent()
-  if os.getppid() != int(parent):  # the parent has already exited
-    signal.raise_signal(signal.SIGTERM)
+  if parent is not None:
+    end_with_process(int(parent), signal.SIGTERM)
 
 
-def _end_with_parent() -> None:
-  """Has the kernel send SIGTERM to this child when its parent dies. Linux only."""
+def end_with_process(parent: int, number: int) -> None:
+  """Ends this child by a signal when its parent dies, or now if it has died. Linux only."""
+  _end_with_parent(number)
+  if os.getppid() != parent:
+    signal.raise_signal(number)
+
+
+def _end_with_parent(number: int = signal.SIGTERM) -> None:
+  """Has the kernel send a signal to this child when its parent dies."""
   with contextlib.suppress(AttributeError):
-    _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBRARY.prctl(_PR_SET_PDEATHSIG, number)

@@ -24,7 +24,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-  """Raises them as OSError."""
+  """Raises errors of other libraries that have the operating system's code as OSError."""
   try:
     yield
   except OSError:

@@ -36,9 +36,9 @@ def new_folder(path: str | Path) -> Path:
 def complete_folder(target: Path, in_place: bool = False) -> Iterator[Path]:
   """Yields a temporary folder that becomes `target` if the block succeeds, on all processes.
 
-  An error removes it; what a killed process has left, the next call for the same target.
+  An error removes it. What a killed process has left is removed by the next call for the same target.
 
-  in_place: on a store, yields `target` itself, as Orbax writes checkpoints for a store in another form.
+  in_place: on a store, yields `target` itself, because Orbax writes checkpoints for a store in another form.
   """
   is_remote = storage.is_remote(target)
   with contextlib.ExitStack() as stack:

@@ -132,8 +132,9 @@ def _check_values(path: Path, config: Mapping[str, Any]) -> None:
   feedforward = config.get("feedforward_modules") or []
   if not isinstance(feedforward, str | list):
     raise UserError(f"invalid feedforward_modules in {path}: {str(feedforward)[:60]}", expected="names of modules")
-  for pattern in (*found["rank_pattern"], *found["alpha_pattern"], *[feedforward] * isinstance(feedforward, str)):
-    _check_expression(path, pattern)
+  expressions = [*found["rank_pattern"], *found["alpha_pattern"]]
+  for expression in [*expressions, feedforward] if isinstance(feedforward, str) else expressions:
+    _check_expression(path, expression)
 
 
 def _check_expression(path: Path, pattern: str) -> None:

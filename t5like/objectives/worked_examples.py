@@ -6,7 +6,6 @@ import dataclasses
 import traceback
 from typing import Any
 
-import jax
 import numpy as np
 
 from t5like.errors import UserError
@@ -62,13 +61,17 @@ def check_output(objective: Objective, lengths: Lengths, special: SpecialTokens)
     if len(side.tokens) != len(text) or len(side.lengths) != len(text):
       raise UserError(f"{name} of the objective {objective.name} are {len(side.tokens)} rows of {len(text)} texts")
     _check_side(objective, name, side, getattr(lengths, name if isinstance(result, Pairs) else "inputs"), special)
-  if not all(
-    map(np.array_equal, jax.tree.leaves(dataclasses.asdict(result)), jax.tree.leaves(dataclasses.asdict(again)))
-  ):
+  if not _equal(result, again):
     raise UserError(
       f"the objective {objective.name} returns something else for the same rows and draws",
       expected="random numbers from `draws` only: a batch depends on the seed and the step alone",
     )
+
+
+def _equal(one: Any, other: Any) -> bool:
+  if dataclasses.is_dataclass(one):
+    return all(_equal(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one))
+  return np.array_equal(one, other)
 
 
 def _applied(objective: Objective, rows: Ragged, special: SpecialTokens) -> Any:

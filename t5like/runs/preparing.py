@@ -58,10 +58,7 @@ from t5like.runs.saved_parameters import (
 from t5like.runs.starting_point import StartingPoint, choose_starting_point
 from t5like.runs.teachers import Teacher, read_teacher, train_model
 from t5like.runs.trained_flops import flops_shares
-from t5like.training.checkpoints import (
-  check_disk_space,
-  checkpoint_bytes,
-)
+from t5like.training.checkpoints import check_disk_space, checkpoint_bytes
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.microbatches import check_microbatches
 from t5like.training.optimizers import Optimizer

@@ -148,7 +148,8 @@ def scored_members(members: Sequence[CachedTask]) -> list[CachedTask]:
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
   corpora, scored = [member for member in members if member.cache.is_corpus], scored_members(members)
-  if unscored := [member.task for member in members if not any(member is other for other in (*corpora, *scored))]:
+  known = {member.task for member in (*corpora, *scored)}
+  if unscored := [member.task for member in members if member.task not in known]:
     say(f"note: not evaluated, as they have no metrics: {', '.join(unscored)}")
   scores: dict[str, list[str]] = {}  # by kind of evaluation; []: any
   for member in (*scored, *corpora):

@@ -11,7 +11,7 @@ from t5like.ablations.benchmarks import FinetuningMixture
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
 from t5like.experiments import seqio_process
-from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches, can_build
+from t5like.experiments.token_caches import CacheBuildFailed, CachedTask, TokenCaches, can_build
 from t5like.vocabularies import load_vocabulary
 
 
@@ -25,13 +25,16 @@ def build_caches(planner: Planner) -> None:
     for lengths in _distinct_lengths(planner, mixtures[0].spans):
       opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
       wanted += [(opened[split], task, split, True) for task, split in _splits(mixtures)]
-  _check_names([(caches, task, split) for caches, task, split, is_tuned in wanted if is_tuned], planner)
+  opened = [_opened(caches, task, split) for caches, task, split, _ in wanted]
+  new = [task for (_, task, _, is_tuned), found in zip(wanted, opened, strict=True) if is_tuned and found is None]
+  if new and can_build():  # a task that does not exist is an error before the corpus is tokenized
+    seqio_process.shares(dict.fromkeys(new, 1.0), "train", planner.settings.task_modules)
   missing = []
-  for caches, task, split, is_tuned in wanted:
+  for (caches, task, split, is_tuned), found in zip(wanted, opened, strict=True):
     if task in {missed for missed, *_ in missing}:  # one report per task is enough
       continue
     try:
-      members = caches.open_or_build(task, split)
+      members = found or caches.open_or_build(task, split)
     except UserError as error:
       missing.append((task, split, shlex.join(caches.command(task, split)), error))
       continue
@@ -50,16 +53,10 @@ def build_caches(planner: Planner) -> None:
     )
 
 
-def _check_names(wanted: Sequence[tuple[TokenCaches, str, str]], planner: Planner) -> None:
-  """Raises UserError for a task that does not exist, before anything is tokenized."""
-  unknown = []
-  for caches, task, split in wanted:
-    with contextlib.suppress(UserError):  # a damaged cache is rebuilt
-      if caches.open(task, split):
-        continue
-    unknown.append(task)
-  if unknown and can_build():
-    seqio_process.shares(dict.fromkeys(unknown, 1.0), "train", planner.settings.task_modules)
+def _opened(caches: TokenCaches, task: str, split: str) -> list[CachedTask] | None:
+  with contextlib.suppress(UserError):  # a damaged cache is rebuilt
+    return caches.open(task, split)
+  return None
 
 
 def cached_sizes(planner: Planner) -> dict[str, int]:

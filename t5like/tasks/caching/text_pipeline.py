@@ -24,12 +24,7 @@ from t5like.files.source_files import file_identities
 from t5like.objectives.segments import TEXT_FIELDS
 from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.caching.code_closure import Closure
-from t5like.tasks.caching.identity import (
-  code_identity,
-  feature_identity,
-  source_identity,
-  source_parts,
-)
+from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity, source_parts
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_examples import is_ours, plain
